@@ -1,0 +1,1 @@
+"""Routers, experts, and the MoE layer that joins them."""
