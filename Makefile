@@ -1,0 +1,50 @@
+# `make book` and `make test` do their own set-up in .venv; nothing but Python 3.11+, pip, venv and make is needed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: book test unit chapters rendered outputs site bench lint clean help
+.DEFAULT_GOAL := help
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+
+$(READY): requirements.lock pyproject.toml
+	@echo "== setting up .venv from requirements.lock"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $(READY)
+
+book: $(READY)  ## execute the chapters whose inputs changed and render _build/html/index.html
+	@$(BIN)/python book/build.py
+
+test: unit chapters rendered  ## unit tests, nbval over every chapter, tests of the rendered book
+
+unit: $(READY)  ## unit tests, with shapes checked at run time
+	@echo "== unit tests"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto
+
+chapters: $(READY)  ## run every chapter and compare its checked cells with the stored outputs
+	@echo "== nbval over the chapters"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=300 notebooks -n auto --dist loadfile
+
+rendered: book  ## tests of the rendered and of the published book
+	@echo "== tests of the rendered book"
+	@$(BIN)/python -m pytest tests/rendered -n auto
+
+outputs: $(READY)  ## execute the chapters and store outputs and ledger in the tree, for committing
+	@$(BIN)/python book/build.py --store
+
+site: $(READY)  ## the publishable tree in _build/site; REPOSITORY=owner/name adds "open in Colab"
+	@$(BIN)/python book/publish.py $(if $(REPOSITORY),--repository $(REPOSITORY))
+
+bench: $(READY)  ## measure speed, as ratios within one run
+	@$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only
+
+lint: $(READY)  ## ruff, as pre-commit runs it
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+clean:  ## remove what was built; the virtual environment stays
+	rm -rf _build

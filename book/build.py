@@ -1,0 +1,203 @@
+"""Build the book: execute the chapters, collect their claim cards, render the pages.
+
+`python book/build.py` is what `make book` runs; `--store` also writes outputs and ledger back into
+the tree. Each step is skipped when its inputs have not changed.
+"""
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import nbformat
+import pages
+
+from moe_theory import claims
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "moe_theory"
+BUILD = ROOT / "_build"
+EXECUTED, SOURCE, HTML = BUILD / "executed", BUILD / "source", BUILD / "html"
+
+
+def chapters() -> list[Path]:
+    """The notebooks of the book, in order."""
+    return sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+# --- what a chapter depends on ------------------------------------------------------------------
+
+
+def _imported(source: str) -> set[str]:
+    """Names of moe_theory modules (or their members) that Python source imports."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+    return {n for n in names if n.split(".")[0] == "moe_theory"}
+
+
+def _files_of(name: str) -> set[Path]:
+    """The module of that name with the packages it lies in; empty for what is not a module."""
+    parts = name.split(".")[1:]
+    found = {PACKAGE.joinpath(*parts[:i], "__init__.py") for i in range(len(parts) + 1)}
+    return {f for f in [*found, PACKAGE.joinpath(*parts).with_suffix(".py")] if f.is_file()}
+
+
+def dependencies(notebook: Path) -> set[Path]:
+    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, registry, pins."""
+    code = "\n".join(_without_magics(c.source) for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
+    files, todo = set(), _imported(code)
+    while todo:
+        fresh = set().union(*map(_files_of, todo)) - files
+        files |= fresh
+        todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
+    rows = {r for r in (PACKAGE / "results").glob("*.csv") if f'"{r.stem}"' in code}
+    return {notebook, ROOT / "requirements.lock", PACKAGE / "claims.yml"} | files | rows
+
+
+def _without_magics(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
+
+
+def fingerprint(notebook: Path) -> str:
+    """Hash of a chapter's inputs; of the notebook itself only what a reader writes, not its outputs."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(dependencies(notebook)):
+        text = path.read_bytes()
+        if path == notebook:
+            text = json.dumps([(c.cell_type, c.source, c.metadata) for c in nbformat.read(path, 4).cells]).encode()
+        digest.update(path.name.encode() + b"\0" + text)
+    return digest.hexdigest()
+
+
+# --- executing ----------------------------------------------------------------------------------
+
+
+def _clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Without timing and provenance metadata, and with the outputs of one stream as one output."""
+    notebook.metadata = {k: notebook.metadata[k] for k in ("kernelspec", "language_info") if k in notebook.metadata}
+    notebook.metadata.get("language_info", {}).pop("version", None)
+    for cell in notebook.cells:
+        tags = [t for t in cell.metadata.get("tags", []) if t != "injected-parameters"]
+        cell.metadata = {**{k: v for k, v in cell.metadata.items() if k == "mystnb"}, **({"tags": tags} if tags else {})}
+    return notebook
+
+
+def execute(notebook: Path) -> float:
+    """Run one chapter with papermill into `_build/executed`; returns the seconds it took."""
+    import papermill
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    start = time.perf_counter()
+    out = EXECUTED / notebook.name
+    try:
+        papermill.execute_notebook(notebook, out, cwd=ROOT, kernel_name="python3", progress_bar=False)
+    except papermill.PapermillExecutionError as error:
+        out.rename(out.with_suffix(".failed.ipynb"))
+        raise SystemExit(f"{notebook.name}: {error}") from None
+    nbformat.write(_clean(nbformat.read(out, 4)), out)
+    out.with_suffix(".inputs").write_text(fingerprint(notebook))
+    return time.perf_counter() - start
+
+
+def execute_changed() -> None:
+    """Run the chapters whose inputs changed, as many at a time as there are cores, one thread each."""
+    EXECUTED.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for notebook in chapters():
+        stamp = (EXECUTED / notebook.name).with_suffix(".inputs")
+        if not stamp.exists() or stamp.read_text() != fingerprint(notebook):
+            changed.append(notebook)
+    print(f"== executing {len(changed)} of {len(chapters())} chapters", flush=True)
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for notebook, seconds in zip(changed, pool.map(execute, changed), strict=True):
+            print(f"   {notebook.stem}: {seconds:.0f} s", flush=True)
+
+
+# --- rendering ----------------------------------------------------------------------------------
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file unless it holds these bytes already, so that Sphinx re-reads only what changed."""
+    if not path.exists() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def stage(source: Path, config: str) -> dict:
+    """Lay out everything Sphinx reads, generated pages included; returns the ledger."""
+    ledger = claims.collect(EXECUTED / n.name for n in chapters())
+    wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
+    wanted |= {f"notebooks/{n.name}": (EXECUTED / n.name).read_bytes() for n in chapters()}
+    wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
+    wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
+    wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
+    wanted |= {f"book/{name}": text.encode() for name, text in pages.generated(ledger).items()}
+    if source.exists():
+        for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:
+            stale.unlink()
+    for name, data in wanted.items():
+        _put(source / name, data)
+    return ledger
+
+
+def render(source: Path, output: Path, config: str) -> None:
+    """Render the staged book into `output` and put `ledger.json` beside its pages."""
+    ledger = stage(source, config)
+    files = sorted(p for p in source.rglob("*") if p.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path.relative_to(source)).encode() + b"\0" + path.read_bytes())
+    stamp = output.with_suffix(".rendered")
+    if stamp.exists() and stamp.read_text() == digest.hexdigest() and (output / "index.html").exists():
+        print(f"== {output.relative_to(ROOT)} is up to date", flush=True)
+        return
+    print(f"== rendering {output.relative_to(ROOT)}", flush=True)
+    stamp.unlink(missing_ok=True)
+    work = output.with_name(f"{output.name}-sphinx")
+    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(source), "--path-output", str(work)]
+    done = subprocess.run([*command, "--warningiserror", "--keep-going", "--quiet"], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"rendering failed:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")
+    shutil.copytree(work / "_build" / "html", output, dirs_exist_ok=True)
+    _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
+    stamp.write_text(digest.hexdigest())
+
+
+def store() -> None:
+    """Copy executed outputs into `notebooks/` and write `book/ledger.json` from them."""
+    for notebook in chapters():
+        _put(notebook, (EXECUTED / notebook.name).read_bytes())
+    claims.write_ledger(chapters(), ROOT / "book" / "ledger.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", action="store_true", help="write outputs and ledger back into the tree")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    execute_changed()
+    if options.store:
+        store()
+    else:
+        render(SOURCE, HTML, (ROOT / "_config.yml").read_text())
+        print(f"== open {(HTML / 'index.html').relative_to(ROOT)}")
+    with contextlib.suppress(OSError):
+        print(f"== {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

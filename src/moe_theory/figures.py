@@ -1,0 +1,100 @@
+"""One style and one palette for every figure of the book.
+
+Figures are drawn on white with dark ink; in dark mode the book's style sheet inverts lightness and
+keeps hue, so one picture serves both. They are narrow with large type, so that they read on a phone.
+"""
+
+import base64
+import html
+import io
+from itertools import cycle, islice
+
+import matplotlib.pyplot as plt
+import seaborn as sns
+from IPython.display import HTML, display
+from matplotlib.figure import Figure
+
+#: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
+COLORS = {
+    "measured": "#0072B2",
+    "bound": "#D55E00",
+    "sharp": "#009E73",
+    "paper": "#CC79A7",
+    "reference": "#56606B",
+    "linear": "#E69F00",
+    "cubic": "#0072B2",
+    "relu": "#009E73",
+    "celu": "#CC79A7",
+    "gelu": "#D55E00",
+    "tanh": "#56B4E9",
+}
+
+_CATEGORIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#56606B"]
+
+
+def categories(n: int) -> list[str]:
+    """n colours for clusters, experts or anything else that is only told apart."""
+    return list(islice(cycle(_CATEGORIES), n))
+
+
+def use_style() -> None:
+    """Apply the book's style to matplotlib."""
+    sns.set_theme(
+        context="notebook",
+        style="whitegrid",
+        palette=_CATEGORIES,
+        rc={
+            "figure.figsize": (5.8, 3.7),
+            "figure.constrained_layout.use": True,
+            "font.size": 12,
+            "axes.titlesize": 12,
+            "axes.labelsize": 12,
+            "legend.fontsize": 10.5,
+            "legend.frameon": False,
+            "axes.edgecolor": "#444444",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "grid.color": "#DDDDDD",
+            "lines.linewidth": 2.0,
+            "svg.hashsalt": "moe-theory",
+        },
+    )
+
+
+def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 5.8, **kwargs):
+    """`plt.subplots` in the book's style; `height` is of one row, `width` of the figure, in inches."""
+    use_style()
+    return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)
+
+
+def show(figure: Figure, caption: str, alt: str) -> None:
+    """Display a figure with its caption and alternative text, and close it.
+
+    Args:
+        figure: what to show.
+        caption: what to see in it; may hold HTML and $mathematics$.
+        alt: a description for readers who do not see it.
+
+    Raises:
+        ValueError: if caption or alt is empty.
+    """
+    for name, value in (("caption", caption), ("alt", alt)):
+        if not value.strip():
+            raise ValueError(f"{name}: expected a sentence, got {value!r}")
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=150, facecolor="white")
+    plt.close(figure)
+    source = base64.b64encode(data.getvalue()).decode()
+    display(
+        HTML(
+            f'<figure class="book-figure"><img alt="{html.escape(alt)}" style="max-width:100%;height:auto" '
+            f'src="data:image/png;base64,{source}">'
+            f'<figcaption class="mathjax_process">{caption}</figcaption></figure>'
+        )
+    )
+
+
+def table(frame, caption: str, digits: int = 2) -> None:
+    """Display a data frame as a table with a caption; floats are rounded to `digits`."""
+    body = frame.to_html(float_format=lambda v: f"{v:.{digits}f}", border=0, classes="book-table", na_rep="–")
+    display(HTML(f'<figure class="book-figure">{body}<figcaption class="mathjax_process">{caption}</figcaption></figure>'))

@@ -1,0 +1,48 @@
+"""Fitted exponents: what an O(n^a) statement is checked with."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 2000
+
+
+class Exponent(NamedTuple):
+    """A power law fitted on log-log axes: the slope and its 95% bootstrap interval."""
+
+    slope: float
+    low: float
+    high: float
+
+
+def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Exponent:
+    """Fit `rms(values) ~ sizes^slope` by least squares in logarithms.
+
+    Args:
+        sizes: S increasing sizes, at least four.
+        values: (S, R) measurements, R independent repetitions at each size, at least 10.
+        seed: of the bootstrap, which resamples the repetitions at each size.
+
+    Raises:
+        ValueError: for fewer sizes or repetitions, shapes that do not match, or a size or root mean
+            square that is not positive.
+    """
+    sizes, values = np.asarray(sizes, float), np.asarray(values, float)
+    if sizes.ndim != 1 or len(sizes) < 4 or not (np.diff(sizes) > 0).all() or sizes[0] <= 0:
+        raise ValueError(f"sizes: expected at least four increasing positive sizes, got {sizes}")
+    if values.ndim != 2 or len(values) != len(sizes) or values.shape[1] < 10:
+        raise ValueError(f"values: expected shape ({len(sizes)}, R) with R >= 10, got {values.shape}")
+    squares = values**2
+    if not (squares.mean(1) > 0).all():
+        raise ValueError("values: expected a positive finite root mean square at every size")
+    x = np.log(sizes) - np.log(sizes).mean()
+
+    def slope(mean_square: np.ndarray) -> np.ndarray:
+        return np.log(mean_square) @ x / (2 * x @ x)
+
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(values.shape[1], size=(RESAMPLES, *values.shape))
+    again = slope(np.take_along_axis(squares[None], drawn, axis=2).mean(2))
+    low, high = np.quantile(again, [0.025, 0.975])
+    return Exponent(float(slope(squares.mean(1))), float(low), float(high))

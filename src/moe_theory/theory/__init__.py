@@ -1,0 +1,1 @@
+"""Closed forms: bounds, sharp constants, witnesses, exact routing probabilities."""

@@ -1,0 +1,66 @@
+"""Sums over a sample of the patch task and their exact spread (Chen et al. 2022, Lemma D.1)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from moe_theory.tasks.patches import Coefficients, PatchTask
+
+
+def signal_sums(a: Coefficients, K: int) -> dict[str, Tensor]:
+    """The sums of Lemma D.1 (Eq. D.1-D.3), one entry for each k or each (k, k') with k' != k."""
+
+    def over_clusters(value: Tensor) -> Tensor:
+        return torch.zeros(K, dtype=value.dtype).index_add_(0, a.cluster, value)
+
+    def over_pairs(value: Tensor, kept: Tensor) -> Tensor:
+        sums = torch.zeros(K * K, dtype=value.dtype).index_add_(0, a.cluster * K + a.other, value * kept)
+        return sums.reshape(K, K)[~torch.eye(K, dtype=torch.bool)]
+
+    same = (a.y == a.epsilon).to(a.y)
+    return {
+        "y beta^3": over_clusters(a.y * a.beta**3),
+        "alpha^3": over_clusters(a.alpha**3),
+        "y epsilon gamma^3": over_clusters(a.y * a.epsilon * a.gamma**3),
+        "y alpha, +": over_pairs(a.y * a.alpha, same),
+        "y alpha, -": over_pairs(a.y * a.alpha, 1 - same),
+        "epsilon gamma, +": over_pairs(a.epsilon * a.gamma, same),
+        "epsilon gamma, -": over_pairs(a.epsilon * a.gamma, 1 - same),
+        "beta": over_clusters(a.beta),
+    }
+
+
+def _moment(law: tuple[float, float], power: int) -> float:
+    """E[s^power] for s uniform on (low, high)."""
+    low, high = law
+    if low == high:
+        return low**power
+    return (high ** (power + 1) - low ** (power + 1)) / ((power + 1) * (high - low))
+
+
+def mean_and_spread(task: PatchTask, n: int) -> dict[str, tuple[float, float]]:
+    """Exact mean and standard deviation of each sum of `signal_sums` over n examples.
+
+    A sum of n independent terms s 1[k] has mean n E[s]/K and variance n (E[s^2]/K - E[s]^2/K^2);
+    a random sign makes the mean zero.
+    """
+    K, pairs = task.K, 2 * task.K * (task.K - 1)
+
+    def signed(law: tuple[float, float], power: int, parts: int) -> tuple[float, float]:
+        return 0.0, math.sqrt(n * _moment(law, 2 * power) / parts)
+
+    def unsigned(law: tuple[float, float], power: int) -> tuple[float, float]:
+        first, second = _moment(law, power) / K, _moment(law, 2 * power) / K
+        return n * first, math.sqrt(n * (second - first**2))
+
+    return {
+        "y beta^3": signed(task.beta, 3, K),
+        "alpha^3": unsigned(task.alpha, 3),
+        "y epsilon gamma^3": signed(task.gamma, 3, K),
+        "y alpha, +": signed(task.alpha, 1, pairs),
+        "y alpha, -": signed(task.alpha, 1, pairs),
+        "epsilon gamma, +": signed(task.gamma, 1, pairs),
+        "epsilon gamma, -": signed(task.gamma, 1, pairs),
+        "beta": unsigned(task.beta, 1),
+    }
