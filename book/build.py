@@ -91,7 +91,10 @@ def _clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     notebook.metadata.get("language_info", {}).pop("version", None)
     for cell in notebook.cells:
         tags = [t for t in cell.metadata.get("tags", []) if t != "injected-parameters"]
-        cell.metadata = {**{k: v for k, v in cell.metadata.items() if k == "mystnb"}, **({"tags": tags} if tags else {})}
+        cell.metadata = {
+            **{k: v for k, v in cell.metadata.items() if k == "mystnb"},
+            **({"tags": tags} if tags else {}),
+        }
     return notebook
 
 
@@ -168,7 +171,7 @@ def render(source: Path, output: Path, config: str) -> None:
     print(f"== rendering {output.relative_to(ROOT)}", flush=True)
     stamp.unlink(missing_ok=True)
     work = output.with_name(f"{output.name}-sphinx")
-    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(source), "--path-output", str(work)]
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", source, "--path-output", work]
     done = subprocess.run([*command, "--warningiserror", "--keep-going", "--quiet"], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"rendering failed:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")

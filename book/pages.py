@@ -45,8 +45,8 @@ def errata_page(ledger: dict) -> str:
         "# Errata and sharper forms\n",
         "Claims whose verdict is sharpened, corrected, fails or differs, each with the note of the chapter that "
         "derives it. The page is generated from the ledger. A finding here is a remark between colleagues: "
-        "the papers' main conclusions are judged in the chapters, and where one of our readings is wrong, its check should be "
-        "shown to fail.\n",
+        "the papers' main conclusions are judged in the chapters, and where one of our readings is wrong, its "
+        "check should be shown to fail.\n",
     ]
     for r in ledger["claims"]:
         if r["verdict"] not in NEWS:

@@ -186,7 +186,11 @@ def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str
     row = claims[claim_id]
     if "verdict" not in row:
         raise ValueError(f"claim_id: {claim_id!r} is open in the registry; give it a verdict there first")
-    false = {name: str(v) for name, v in evidence.items() if isinstance(v, Compared) and not v}
+    false = {
+        k: f"{v.value!r} is not {v.relation} {v.limit!r}"
+        for k, v in evidence.items()
+        if isinstance(v, Compared) and not v
+    }
     if false:
         raise AssertionError(f"{claim_id}: refuted by {false}")
     if verdict != row["verdict"]:
@@ -226,13 +230,17 @@ def collect(notebooks: Iterable[Path]) -> dict:
                 if card["id"] in cards:
                     raise ValueError(f"{path.name}: {card['id']} has a card in {cards[card['id']]['notebook']} already")
                 if card["id"] not in claims or claims[card["id"]].get("verdict") != card["verdict"]:
-                    raise ValueError(f"{path.name}: the card of {card['id']} ({card['verdict']}) is not what the registry says")
+                    raise ValueError(
+                        f"{path.name}: the card of {card['id']} ({card['verdict']}) is not what the registry says"
+                    )
                 cards[card["id"]] = {**card, "notebook": path.stem}
     rows = []
     for claim_id, claim in claims.items():
         row = {key: claim[key] for key in ("id", "paper", "where", "says", "chapter")}
         card = cards.get(claim_id)
-        settled = {key: card[key] for key in ("verdict", "evidence", "note", "notebook")} if card else {"verdict": "open"}
+        settled = (
+            {key: card[key] for key in ("verdict", "evidence", "note", "notebook")} if card else {"verdict": "open"}
+        )
         rows.append({**row, **settled})
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in [*VERDICTS, "open"]}
     return {"counts": counts, "claims": rows}

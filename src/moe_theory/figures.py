@@ -7,6 +7,7 @@ keeps hue, so one picture serves both. They are narrow with large type, so that 
 import base64
 import html
 import io
+import re
 from itertools import cycle, islice
 
 import matplotlib.pyplot as plt
@@ -67,6 +68,12 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 
     return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)
 
 
+def _caption(text: str) -> str:
+    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
+    typeset = re.sub(r"[$]([^$]+)[$]", r"\\(\1\\)", text)
+    return f'<figcaption class="mathjax_process">{typeset}</figcaption>'
+
+
 def show(figure: Figure, caption: str, alt: str) -> None:
     """Display a figure with its caption and alternative text, and close it.
 
@@ -89,7 +96,7 @@ def show(figure: Figure, caption: str, alt: str) -> None:
         HTML(
             f'<figure class="book-figure"><img alt="{html.escape(alt)}" style="max-width:100%;height:auto" '
             f'src="data:image/png;base64,{source}">'
-            f'<figcaption class="mathjax_process">{caption}</figcaption></figure>'
+            f"{_caption(caption)}</figure>"
         )
     )
 
@@ -97,4 +104,4 @@ def show(figure: Figure, caption: str, alt: str) -> None:
 def table(frame, caption: str, digits: int = 2) -> None:
     """Display a data frame as a table with a caption; floats are rounded to `digits`."""
     body = frame.to_html(float_format=lambda v: f"{v:.{digits}f}", border=0, classes="book-table", na_rep="–")
-    display(HTML(f'<figure class="book-figure">{body}<figcaption class="mathjax_process">{caption}</figcaption></figure>'))
+    display(HTML(f'<figure class="book-figure">{body}{_caption(caption)}</figure>'))

@@ -34,10 +34,23 @@ def _measured(prefix: str, h: dict) -> dict:
     }
 
 
+def _curve(values: list[float], digits: int) -> str:
+    return " ".join(f"{v:.{digits}f}" for v in values)
+
+
 def row(key: dict) -> dict:
-    """Loss, test accuracy in percent and dispatch entropy in nats, after PREFIX steps and at the end."""
+    """Loss, test accuracy in percent and dispatch entropy in nats, after PREFIX steps and at the end.
+
+    `steps_at`, `test_curve` and `entropy_curve` hold the history as numbers separated by blanks.
+    """
     history = _train(key, key["steps"])
-    return {**_measured("prefix", history[0]), **_measured("final", history[-1])}
+    return {
+        **_measured("prefix", history[0]),
+        **_measured("final", history[-1]),
+        "steps_at": _curve([h["step"] for h in history], 0),
+        "test_curve": _curve([100 * h["test_accuracy"] for h in history], 2),
+        "entropy_curve": _curve([h["dispatch_entropy"] for h in history], 4),
+    }
 
 
 def live(key: dict) -> dict:

@@ -66,7 +66,9 @@ def _read(path: Path, e: Experiment) -> list[dict]:
     head, _, body = path.read_text().partition("\n")
     made_for = json.loads(head.removeprefix("# "))["configuration"]
     if made_for != e.configuration:
-        raise ValueError(f"{path.name}: made for configuration {made_for}, but the grid of {e.name!r} is {e.configuration}")
+        raise ValueError(
+            f"{path.name}: made for configuration {made_for}, but the grid of {e.name!r} is {e.configuration}"
+        )
     if not body.endswith("\n"):
         raise ValueError(f"{path.name}: expected a line break after the last row; the file is truncated")
     rows = list(csv.DictReader(io.StringIO(body)))

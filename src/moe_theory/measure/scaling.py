@@ -38,7 +38,7 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Expo
         raise ValueError("values: expected a positive finite root mean square at every size")
     x = np.log(sizes) - np.log(sizes).mean()
 
-    def slope(mean_square: np.ndarray) -> np.ndarray:
+    def slope(mean_square):
         return np.log(mean_square) @ x / (2 * x @ x)
 
     rng = np.random.default_rng(seed)

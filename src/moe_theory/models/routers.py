@@ -20,7 +20,9 @@ class LinearRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.theta = nn.Parameter(torch.zeros(check.integer("d", d, 1), check.integer("experts", experts, 1), dtype=dtype))
+        self.theta = nn.Parameter(
+            torch.zeros(check.integer("d", d, 1), check.integer("experts", experts, 1), dtype=dtype)
+        )
 
     def forward(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
         """The noiseless logits h of n examples."""

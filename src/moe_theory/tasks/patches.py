@@ -62,7 +62,9 @@ class PatchBatch(Coefficients):
         moved = {}
         for f in fields(self):
             t = getattr(self, f.name)
-            moved[f.name] = t.to(*args, **kwargs) if t.is_floating_point() else t.to(t.new_empty(0).to(*args, **kwargs).device)
+            moved[f.name] = (
+                t.to(*args, **kwargs) if t.is_floating_point() else t.to(t.new_empty(0).to(*args, **kwargs).device)
+            )
         return PatchBatch(**moved)
 
     def patch(self, role: int) -> Float[Tensor, "n d"]:
@@ -109,7 +111,7 @@ class PatchTask:
         check.integer("K", self.K, 2)
         check.integer("P", self.P, 3)
         check.integer("d", self.d, 1)
-        if 2 * self.K > self.d:
+        if self.d < 2 * self.K:
             raise ValueError(f"d: expected d >= 2K for 2K orthonormal signals, got d={self.d} and K={self.K}")
         for name in ("alpha", "beta", "gamma"):
             check.strength_range(name, getattr(self, name))

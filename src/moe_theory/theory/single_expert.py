@@ -19,9 +19,7 @@ from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import NOISE, PatchBatch, PatchTask
 
 
-def four_points(
-    task: PatchTask, batch: PatchBatch
-) -> tuple[Float[Tensor, "n 4 P d"], Float[Tensor, "n 4"]]:
+def four_points(task: PatchTask, batch: PatchBatch) -> tuple[Float[Tensor, "n 4 P d"], Float[Tensor, "n 4"]]:
     """The four examples of Appendix B built from each example of a batch, and their labels.
 
     From (k, k', y, alpha, beta, gamma, noise): the example with epsilon = -y, its mirror image with
@@ -36,7 +34,12 @@ def four_points(
     def example(s: Tensor, k: Tensor, t: Tensor) -> Tensor:
         return torch.stack([s, batch.beta[:, None] * c[k], t, *xi], 1)
 
-    points = [example(signal, at, -noise), example(-signal, at, noise), example(noise, of, -signal), example(-noise, of, signal)]
+    points = [
+        example(signal, at, -noise),
+        example(-signal, at, noise),
+        example(noise, of, -signal),
+        example(-noise, of, signal),
+    ]
     return torch.stack(points, 1), torch.stack([y, -y, y, -y], 1)
 
 
@@ -100,7 +103,9 @@ def error_floor(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"]) -> float
     return float(np.minimum(forward, forward.T).sum() / 8)
 
 
-def best_additive_accuracy(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2, bound: float = 40.0) -> float:
+def best_additive_accuracy(
+    p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2, bound: float = 40.0
+) -> float:
     """The best accuracy of any additive expert on a grid of strengths, by mixed-integer programming.
 
     The unknowns are f(s_i v_k), f(-s_i v_k), f(c_k) and, for each configuration of the data, whether

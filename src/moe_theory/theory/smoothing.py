@@ -11,13 +11,13 @@ both ends, where the trapezoidal rule converges faster than any power of its ste
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from scipy.optimize import minimize_scalar
 from scipy.special import log_ndtr
 from torch import Tensor
@@ -98,7 +98,7 @@ def kappa(noise: str = "uniform", scale: float = 1.0) -> float:
 
 
 def route_probabilities(
-    h: Float[Tensor, "*batch M"], noise: str = "uniform", scale: float = 1.0
+    h: Real[Tensor, "*batch M"] | np.ndarray | Sequence, noise: str = "uniform", scale: float = 1.0
 ) -> Float[Tensor, "*batch M"]:
     """The exact probability of each expert under noisy top-1 routing (Lemma 5.1).
 
@@ -119,7 +119,7 @@ def route_probabilities(
 
 
 def local_lipschitz(
-    h: Float[Tensor, "*batch M"], noise: str = "uniform", scale: float = 1.0
+    h: Real[Tensor, "*batch M"] | np.ndarray | Sequence, noise: str = "uniform", scale: float = 1.0
 ) -> Float[Tensor, "*batch M"]:
     """`sum_j |dp_m / dh_j|`, the sup-norm Lipschitz constant of p_m at h.
 
@@ -134,7 +134,7 @@ def local_lipschitz(
 
 def _rows(h, noise: str, scale: float) -> tuple[Float[Tensor, "n M"], torch.Size]:
     """Logits in units of the scale with the largest of each row at 0, and the shape to give back."""
-    h = torch.as_tensor(h)
+    h = h if isinstance(h, Tensor) else torch.as_tensor(h, dtype=torch.float64)
     if h.ndim == 0 or h.shape[-1] == 0:
         raise ValueError(f"h: expected at least one logit along the last dimension, got shape {tuple(h.shape)}")
     check.choice("noise", noise, _LAWS)
@@ -143,7 +143,9 @@ def _rows(h, noise: str, scale: float) -> tuple[Float[Tensor, "n M"], torch.Size
     return (rows - rows.amax(1, keepdim=True)) / scale, h.shape
 
 
-def _in_chunks(of_rows: Callable[[Tensor, _Law], Tensor], rows: Float[Tensor, "n M"], law: _Law) -> Float[Tensor, "n M"]:
+def _in_chunks(
+    of_rows: Callable[[Tensor, _Law], Tensor], rows: Float[Tensor, "n M"], law: _Law
+) -> Float[Tensor, "n M"]:
     if not len(rows):
         return rows
     nodes = law.nodes(rows[:1])[0].numel()

@@ -32,6 +32,11 @@ class Run:
     parameters: dict[str, Tensor]
 
 
+def logistic_loss(z: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """`l(z) = log(1 + e^-z)` (Eq. 3.2), without the threshold at which torch's softplus turns linear."""
+    return -torch.nn.functional.logsigmoid(z)
+
+
 def loss_slope(z: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """`l'(z) = -1 / (1 + e^z)` for the logistic loss l(z) = log(1 + e^-z); negative, -1/2 at 0."""
     return -torch.sigmoid(-z)
@@ -98,7 +103,7 @@ def step(model: PatchMoE, batch: PatchBatch, noise: Float[Tensor, "n M"], eta: f
     norm = to_experts.flatten(1).norm(dim=1)[:, None, None]
     W -= eta * torch.where(norm > 0, to_experts / norm, 0)
     theta -= eta_r * to_router
-    return float(torch.nn.functional.softplus(-y * pi.gather(1, m[:, None]).squeeze(1) * f).mean())
+    return float(logistic_loss(y * pi.gather(1, m[:, None]).squeeze(1) * f).mean())
 
 
 @torch.no_grad()
@@ -152,7 +157,9 @@ def train_patch_moe(
     check.positive("eta_r", eta_r)
     runs = []
     for seed in seeds:
-        model = PatchMoE(train.x.shape[2], experts, filters, activation, sigma_0, seed, train.x.dtype).to(train.x.device)
+        model = PatchMoE(train.x.shape[2], experts, filters, activation, sigma_0, seed, train.x.dtype).to(
+            train.x.device
+        )
         rng = torch.Generator(train.x.device).manual_seed(seed)
         history = []
         for t in range(steps):

@@ -4,8 +4,8 @@ It differs from the algorithm as written in: inputs times 10; experts with two l
 started at 0.001 times a convolution's default; the gate value is the raw noisy logit of the winner
 instead of a softmax probability; the output passes through a softmax and then through a
 cross-entropy that applies another; the norm an expert's gradient is divided by adds the norms of
-its weights' and its biases' gradients; training stops once the loss is at most 0.314, or 0.02 above its minimum; and the
-routing noise stays on at test time.
+its weights' and its biases' gradients; training stops once the loss is at most 0.314, or 0.02 above
+its minimum; and the routing noise stays on at test time.
 """
 
 import math
@@ -24,7 +24,9 @@ INPUT_SCALE, WEIGHT_SCALE, LOSS_TARGET, LOSS_SLACK = 10.0, 0.001, 0.314, 0.02
 
 
 def _initial(experts: int, filters: int, d: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    draw = (torch.rand(experts, filters, d + 1, generator=rng, dtype=torch.float64) * 2 - 1) * WEIGHT_SCALE / math.sqrt(d)
+    draw = (
+        (torch.rand(experts, filters, d + 1, generator=rng, dtype=torch.float64) * 2 - 1) * WEIGHT_SCALE / math.sqrt(d)
+    )
     return draw[..., :d].contiguous(), draw[..., d].contiguous()
 
 

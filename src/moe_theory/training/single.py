@@ -6,7 +6,6 @@ from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import PatchBatch
 
-
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
 PART = 1000
 

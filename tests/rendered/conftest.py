@@ -1,0 +1,35 @@
+"""The rendered book, and a browser without a network to read it with."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[2]
+HTML = ROOT / "_build" / "html"
+sys.path.insert(0, str(ROOT / "book"))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium with every request that leaves the machine refused by the browser itself."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("Chromium is not installed; .ci/run installs it")
+        pytest.skip("Chromium is not installed")
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(
+            executable_path=path,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--host-resolver-rules=MAP * ~NOTFOUND",
+            ],
+        )
+        yield chromium
+        chromium.close()

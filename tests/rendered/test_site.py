@@ -1,0 +1,128 @@
+"""Published notebooks: plain Markdown, and a first cell that installs without replacing anything."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import build
+import nbformat
+import publish
+import pytest
+from conftest import ROOT
+
+EXECUTED = [build.EXECUTED / n.name for n in build.chapters()]
+MYST = re.compile(r":::|\{[\w:]+\}`|^\([\w-]+\)=$|^:\w+:", re.MULTILINE)
+OTHER_NUMPY, OTHER_TORCH = "2.3.5", "2.12.9"
+
+
+@pytest.fixture(scope="module")
+def refs():
+    return publish.References.of(EXECUTED, "https://owner.github.io/name/")
+
+
+@pytest.mark.parametrize("path", EXECUTED, ids=lambda p: p.stem)
+def test_no_myst_is_left(path, refs):
+    before, after = nbformat.read(path, 4), publish.published(path, refs, "install")
+    nbformat.validate(after)
+    assert after.cells[0].source == "install"
+    assert any(MYST.search(c.source) for c in before.cells if c.cell_type == "markdown")
+    for cell in after.cells:
+        if cell.cell_type == "markdown":
+            assert not MYST.search(cell.source), cell.source
+    text = "\n".join(c.source for c in after.cells)
+    assert "> **Theorem" in text or "> **Definition" in text
+    assert "<details><summary>Solution</summary>" in text and "\\tag{1}" in text
+
+
+def test_plain_forms(refs):
+    source = ":::{prf:theorem} Name\n:label: t\nBy {eq}`eq-route`.\n\n$$x$$ (eq-route)\n:::"
+    assert (
+        publish.plain(source, refs, "03_smooth_routing") == "> **Theorem (Name).**\n>\n> By (1).\n>\n> $$x \\tag{1}$$"
+    )
+    assert publish.plain("See {cite:p}`chen2022`.", refs, "x") == "See (Chen et al., 2022)."
+    link = publish.plain("{doc}`03_smooth_routing`", refs, "x")
+    assert link == "[Noise makes routing smooth](https://owner.github.io/name/notebooks/03_smooth_routing.html)"
+    assert publish.plain("{eq}`eq-route`", refs, "01_patch_task").startswith(
+        "[(1)](https://owner.github.io/name/notebooks/03"
+    )
+
+
+@pytest.mark.parametrize("source", [":::{prf:theorem} Name\nopen", ":::{margin}\nx\n:::", "{abbr}`x`"])
+def test_unknown_syntax_is_refused(source, refs):
+    with pytest.raises(ValueError, match=r"directive|role"):
+        publish.plain(source, refs, "x")
+
+
+def test_colab_buttons_only_with_a_repository():
+    assert "colab.research" not in publish.configuration(None)
+    assert "colab.research" in publish.configuration("owner/name")
+
+
+def as_repository(folder: Path) -> tuple[str, str]:
+    """The working tree as a git repository of one commit: its address and that commit."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    who = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "tree"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    return f"git+{folder.as_uri()}", commit.stdout.strip()
+
+
+def environment_with_other_versions(folder: Path) -> Path:
+    """A virtual environment that holds another numpy, and torch under another version number.
+
+    A second build of torch would be gigabytes; this one is the torch of the test's own environment,
+    linked, with a version of its own in its metadata, which is all that pip goes by.
+    """
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    packages = [
+        f"numpy=={OTHER_NUMPY}",
+        "setuptools>=77",
+        "ipykernel",
+        "nbclient",
+        "nbformat",
+    ]  # torch wants setuptools
+    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages], check=True)
+    torch = distribution("torch")
+    (site,) = folder.glob("lib/python*/site-packages")
+    for top in ("torch", "torchgen", "functorch"):
+        (site / top).symlink_to(Path(torch.locate_file(top)))
+    metadata = site / f"torch-{OTHER_TORCH}.dist-info"
+    metadata.mkdir()
+    text = torch.read_text("METADATA")
+    (metadata / "METADATA").write_text(re.sub(r"^Version: .*$", f"Version: {OTHER_TORCH}", text, flags=re.MULTILINE))
+    (metadata / "RECORD").write_text("")
+    (metadata / "INSTALLER").write_text("pip\n")
+    return python
+
+
+def test_a_published_notebook_runs_in_an_environment_of_its_own(refs, tmp_path):
+    address, commit = as_repository(tmp_path / "repository")
+    python = environment_with_other_versions(tmp_path / "venv")
+    chapter = next(p for p in EXECUTED if p.stem.startswith("03"))
+    notebook = publish.published(chapter, refs, publish.INSTALL.format(address=address, commit=commit))
+    found = "import moe_theory, numpy; from importlib.metadata import version\nprint(moe_theory.__file__, numpy.__version__, version('torch'))"
+    notebook.cells.append(nbformat.v4.new_code_cell(found))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    nbformat.write(notebook, tmp_path / "chapter.ipynb")
+    run = (
+        "import nbformat, sys; from nbclient import NotebookClient\n"
+        "nb = nbformat.read(sys.argv[1], 4); NotebookClient(nb, timeout=300, kernel_name='python3').execute()\n"
+        "print(nb.cells[-1].outputs[0].text)"
+    )
+    done = subprocess.run([python, "-c", run, tmp_path / "chapter.ipynb"], cwd=empty, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    where, numpy, torch = done.stdout.split()
+    assert where.startswith(str(tmp_path / "venv")) and (numpy, torch) == (OTHER_NUMPY, OTHER_TORCH)
+    assert list(empty.iterdir()) == []

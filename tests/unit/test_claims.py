@@ -1,0 +1,162 @@
+import json
+
+import nbformat
+import pytest
+import yaml
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from moe_theory import claims
+from moe_theory.claims import MIME, Compared, collect, verify_ledger, write_ledger
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setattr(claims, "_checked", {})
+
+
+GOOD = {"largest ratio": Compared(1.9, "<=", 2)}
+
+
+def test_a_right_verdict_gives_a_card():
+    card = claims.check("chen-lem-5.1", "sharpened", {**GOOD, "M": 8}, "A note.")
+    bundle = card._repr_mimebundle_()
+    assert bundle[MIME]["verdict"] == "sharpened" and bundle[MIME]["evidence"] == {"largest ratio": "1.9 ≤ 2", "M": "8"}
+    assert "A note." in bundle["text/html"] and "chen-lem-5.1" in bundle["text/plain"]
+    assert card.refutable
+
+
+def test_false_verdict_is_refused():
+    with pytest.raises(AssertionError, match=r"finds 'holds'.*expects 'sharpened'"):
+        claims.check("chen-lem-5.1", "holds", GOOD)
+
+
+def test_false_evidence_is_refused_whatever_the_verdict():
+    with pytest.raises(AssertionError, match=r"refuted by .*2.1 is not <= 2"):
+        claims.check("chen-lem-5.1", "sharpened", {"largest ratio": Compared(2.1, "<=", 2)})
+
+
+def test_nan_refutes():
+    with pytest.raises(AssertionError, match="refuted"):
+        claims.check("chen-lem-5.1", "sharpened", {"largest ratio": Compared(float("nan"), "<=", 2)})
+
+
+def test_unknown_id_and_verdict_are_refused():
+    with pytest.raises(ValueError, match="claim_id: expected an id of the registry, got 'chen-lem-99'"):
+        claims.check("chen-lem-99", "holds", {})
+    with pytest.raises(ValueError, match="verdict: expected one of"):
+        claims.check("chen-lem-5.1", "true", {})
+
+
+def test_a_claim_without_an_expected_verdict_stays_open():
+    still_open = next(k for k, row in claims.registry().items() if "verdict" not in row)
+    with pytest.raises(ValueError, match="is open in the registry"):
+        claims.check(still_open, "holds", {})
+
+
+def test_a_claim_checked_twice_is_refused():
+    claims.check("chen-lem-5.1", "sharpened", GOOD)
+    with pytest.raises(ValueError, match="was checked before"):
+        claims.check("chen-lem-5.1", "sharpened", GOOD)
+
+
+def test_a_refused_check_leaves_no_trace():
+    with pytest.raises(AssertionError):
+        claims.check("chen-lem-5.1", "holds", GOOD)
+    claims.check("chen-lem-5.1", "sharpened", GOOD)
+
+
+def test_bad_relation_is_named():
+    with pytest.raises(ValueError, match="relation: expected one of"):
+        Compared(1, "~", 2)
+
+
+def notebook(path, *calls):
+    """An executed notebook with one cell for each call."""
+    cells = [nbformat.v4.new_code_cell("from moe_theory import claims\nfrom moe_theory.claims import Compared")]
+    cells += [nbformat.v4.new_code_cell(f"claims.check({c});") for c in calls]
+    nb = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(nb, kernel_name="python3").execute()
+    nbformat.write(nb, path)
+    return path
+
+
+SHARPENED = "'chen-lem-5.1', 'sharpened', {'ratio': Compared(1.9, '<=', 2)}, 'note'"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebooks")
+    return [notebook(folder / "03_a.ipynb", SHARPENED), notebook(folder / "04_b.ipynb", "'chen-rem-c.2', 'holds', {}")]
+
+
+def test_the_ledger_holds_every_claim_and_what_the_cards_say(executed, tmp_path):
+    ledger = write_ledger(executed, tmp_path / "ledger.json")
+    rows = {r["id"]: r for r in ledger["claims"]}
+    assert list(rows) == list(claims.registry())
+    assert rows["chen-lem-5.1"]["verdict"] == "sharpened" and rows["chen-lem-5.1"]["notebook"] == "03_a"
+    assert rows["chen-lem-5.1"]["evidence"] == {"ratio": "1.9 ≤ 2"}
+    # a registry verdict without a card in a notebook is not done
+    assert rows["chen-thm-4.1"]["verdict"] == "open" and "evidence" not in rows["chen-thm-4.1"]
+    assert sum(ledger["counts"].values()) == len(rows) and ledger["counts"]["open"] == len(rows) - 2
+    verify_ledger(executed, tmp_path / "ledger.json")
+
+
+def test_a_stale_ledger_is_refused(executed, tmp_path):
+    path = tmp_path / "ledger.json"
+    write_ledger(executed[:1], path)
+    with pytest.raises(ValueError, match="stale"):
+        verify_ledger(executed, path)
+    edited = json.loads(path.read_text().replace("1.9", "1.8"))
+    path.write_text(json.dumps(edited))
+    with pytest.raises(ValueError, match="stale"):
+        verify_ledger(executed[:1], path)
+
+
+def test_two_cards_for_one_claim_are_refused(executed, tmp_path):
+    again = tmp_path / "05_c.ipynb"
+    again.write_text(executed[0].read_text())
+    with pytest.raises(ValueError, match="has a card in 03_a already"):
+        collect([*executed, again])
+
+
+def test_a_card_that_contradicts_the_registry_is_refused(executed, tmp_path):
+    forged = tmp_path / "03_a.ipynb"
+    forged.write_text(executed[0].read_text().replace('"verdict": "sharpened"', '"verdict": "holds"'))
+    with pytest.raises(ValueError, match="not what the registry says"):
+        collect([forged])
+
+
+def test_running_a_cell_again_is_allowed_but_a_second_cell_is_not():
+    setup = "from moe_theory import claims\nfrom moe_theory.claims import Compared"
+    sources = setup, f"claims.check({SHARPENED});", f"x = 1; claims.check({SHARPENED});"
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    client = NotebookClient(nb, kernel_name="python3")
+    with client.setup_kernel():
+        for index in (0, 1, 1):
+            client.execute_cell(nb.cells[index], index)
+        with pytest.raises(CellExecutionError, match="was checked before"):
+            client.execute_cell(nb.cells[2], 2)
+
+
+def test_registry_keeps_every_id_once_with_known_fields():
+    rows = yaml.safe_load((claims.files("moe_theory") / "claims.yml").read_text())
+    assert len({r["id"] for r in rows}) == len(rows) == len(claims.registry())
+    for r in rows:
+        assert {"id", "paper", "where", "kind", "chapter", "says"} <= set(r)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("id: chen-lem-c.4", "id: chen-lem-c.3"),
+        ("verdict: holds", "verdict: true-ish"),
+        ("paper: chen2022", "paper: chen"),
+    ],
+)
+def test_a_damaged_registry_is_refused(change, tmp_path, monkeypatch):
+    text = (claims.files("moe_theory") / "claims.yml").read_text().replace(*change, 1)
+    (tmp_path / "claims.yml").write_text(text)
+    monkeypatch.setattr(claims, "files", lambda _: tmp_path)
+    with pytest.raises(ValueError, match=r"claims.yml"):
+        claims.registry.__wrapped__()

@@ -1,0 +1,74 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import entropy
+
+from moe_theory.measure import dispatch_counts, dispatch_entropy
+from moe_theory.measure.scaling import fit_exponent
+from moe_theory.tasks.patches import PatchTask
+from moe_theory.theory.concentration import mean_and_spread, signal_sums
+
+pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=60)
+
+
+@given(pairs=pairs)
+@settings(max_examples=60, deadline=None)
+def test_entropy_against_scipy(pairs):
+    cluster, expert = (torch.tensor(t) for t in zip(*pairs, strict=True))
+    counts = dispatch_counts(cluster, expert).numpy()
+    used = counts[:, counts.sum(0) > 0]
+    expected = (entropy(used, axis=0) * used.sum(0)).sum() / counts.sum()
+    assert dispatch_entropy(cluster, expert) == pytest.approx(expected, abs=1e-12)
+
+
+def test_entropy_at_its_ends():
+    cluster = torch.arange(400) % 4
+    assert dispatch_entropy(cluster, cluster + 3) == 0.0
+    assert dispatch_entropy(cluster, torch.zeros(400, dtype=torch.int64)) == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expert", "name"),
+    [([0, 1], [0], "expert"), ([], [], "cluster"), ([0, -1], [0, 1], "cluster"), ([0, 1], [0.5, 1.0], "expert")],
+)
+def test_bad_dispatch_is_named(cluster, expert, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        dispatch_entropy(torch.tensor(cluster), torch.tensor(expert))
+
+
+def test_exponent_is_found_and_a_wrong_one_excluded():
+    sizes = np.array([10, 20, 40, 80, 160, 320])
+    values = np.random.default_rng(0).normal(size=(6, 200)) * sizes[:, None] ** -0.5
+    fit = fit_exponent(sizes, values)
+    assert fit.low < -0.5 < fit.high and fit.low < fit.slope < fit.high
+    assert not fit.low < -0.6 < fit.high
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "name"),
+    [
+        ([1, 2, 3], np.ones((3, 10)), "sizes"),
+        ([1, 3, 2, 4], np.ones((4, 10)), "sizes"),
+        ([1, 2, 3, 4], np.ones((4, 9)), "values"),
+        ([1, 2, 3, 4], np.zeros((4, 10)), "values"),
+    ],
+)
+def test_bad_fits_are_named(sizes, values, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        fit_exponent(sizes, values)
+
+
+def test_exact_means_and_spreads_of_the_sums():
+    task, n, repeats = PatchTask(K=3, d=6), 300, 1500
+    exact = mean_and_spread(task, n)
+    sums = [signal_sums(task.coefficients(n, r), 3) for r in range(repeats)]
+    for name, (mean, spread) in exact.items():
+        drawn = torch.stack([s[name] for s in sums])
+        assert drawn.shape[1] == (3 if "," not in name else 6)
+        error = spread / repeats**0.5
+        assert (drawn.mean(0) - mean).abs().max() < 5 * error, name
+        assert (drawn.std(0) / spread - 1).abs().max() < 5 / (2 * repeats) ** 0.5, name

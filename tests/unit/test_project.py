@@ -1,0 +1,116 @@
+"""What the repository promises of itself: pins, chapters, ledger, imports."""
+
+import ast
+import functools
+import operator
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from moe_theory import claims
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "moe_theory"
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LOCK = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def test_the_lock_pins_versions_and_names_no_address():
+    for line in LOCK:
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.!+-]+", line), line
+    assert "torch==2.13.0" in LOCK
+
+
+def test_the_lock_agrees_with_pyproject_and_environment():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {re.sub(r"[-_.]+", "-", n).lower(): Version(v) for n, v in (line.split("==") for line in LOCK)}
+    wanted = [Requirement(r) for r in project["dependencies"] + functools.reduce(operator.iadd, project["optional-dependencies"].values(), [])]
+    for requirement in wanted:
+        assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), requirement
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock"]}
+    assert f"python{project['requires-python']}" in environment["dependencies"]
+
+
+def test_this_environment_is_the_lock():
+    for name, pin in (line.split("==") for line in LOCK):
+        assert version(name).split("+")[0] == pin, name
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_chapters_are_executed_sources(path):
+    nb = nbformat.read(path, 4)
+    nbformat.validate(nb)
+    assert nb.nbformat_minor >= 5 and len({c.id for c in nb.cells}) == len(nb.cells)
+    tags = [tag for c in nb.cells for tag in c.metadata.get("tags", [])]
+    assert tags.count("parameters") == 1 and "nbval-check-output" in tags
+    for cell in nb.cells:
+        assert set(cell.metadata) <= {"tags", "mystnb"}, "no timing or papermill metadata"
+        if cell.cell_type == "code":
+            assert cell.execution_count is not None
+            for output in cell.outputs:
+                assert output.output_type != "error" and output.get("name") != "stderr", cell.id
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_every_card_could_have_been_refuted(path):
+    outputs = [o for c in nbformat.read(path, 4).cells if c.cell_type == "code" for o in c.outputs]
+    cards = [o.data[claims.MIME] for o in outputs if claims.MIME in o.get("data", {})]
+    assert cards
+    for card in cards:
+        assert card["refutable"], card["id"]
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_figures_have_captions_and_alternative_texts(path):
+    html = [
+        o.data["text/html"]
+        for c in nbformat.read(path, 4).cells
+        if c.cell_type == "code"
+        for o in c.outputs
+        if "text/html" in o.get("data", {})
+    ]
+    figures = [h for h in html if "<img" in h]
+    assert figures
+    for h in figures:
+        assert re.search(r'<img alt="[^"]{20,}"', h) and re.search(r"<figcaption[^>]*>.{20,}</figcaption>", h)
+
+
+def test_the_committed_ledger_is_current():
+    claims.verify_ledger(CHAPTERS, ROOT / "book" / "ledger.json")
+
+
+LAYERS = {  # a layer may import from itself and from those it names
+    "tasks": set(),
+    "models": set(),
+    "measure": {"tasks", "models"},
+    "training": {"tasks", "models", "measure"},
+    "theory": {"tasks", "models", "measure"},
+    "experiments": {"tasks", "models", "measure", "training", "theory"},
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer):
+    for path in (PACKAGE / layer).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("moe_theory."):
+                imported = node.module.split(".")[1]
+                assert imported in LAYERS[layer] | {layer, "_validate"}, f"{path.name} imports {node.module}"
+
+
+def test_public_functions_are_documented():
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), path
+        for node in ast.walk(tree):
+            public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+            if public and node in tree.body:
+                assert ast.get_docstring(node), f"{path.name}: {node.name}"

@@ -1,0 +1,141 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from moe_theory.theory.smoothing import gaussian_constant, kappa, local_lipschitz, route_probabilities
+
+LAWS = ("uniform", "gaussian")
+logits = st.lists(st.floats(-3, 3), min_size=1, max_size=12)
+
+
+def by_quadrature(h, m, noise):
+    """p_m by adaptive quadrature over the noise of expert m, split at every kink."""
+    others = [h[m] - h[j] for j in range(len(h)) if j != m]
+    if noise == "gaussian":
+        return quad(
+            lambda r: norm.pdf(r) * np.prod([norm.cdf(r + t) for t in others]), -12, 12, epsabs=1e-13, limit=400
+        )[0]
+    kinks = sorted({x for t in others for x in (-t, 1 - t) if 0 < x < 1})
+    edges = [0.0, *kinks, 1.0]
+    integrand = lambda r: np.prod([min(max(r + t, 0.0), 1.0) for t in others])  # noqa: E731
+    return sum(quad(integrand, a, b, epsabs=1e-14)[0] for a, b in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@given(h=logits)
+@settings(max_examples=30, deadline=None)
+def test_against_adaptive_quadrature(noise, h):
+    p = route_probabilities(h, noise)
+    assert p.dtype == torch.float64
+    for m in range(min(len(h), 3)):
+        assert abs(float(p[m]) - by_quadrature(h, m, noise)) < 1e-11
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize("M", [1, 2, 3, 7, 8, 33, 64, 128, 256])
+def test_rows_sum_to_one_and_ties_are_uniform(noise, M):
+    rng = torch.Generator().manual_seed(M)
+    h = (
+        torch.randn(12, M, generator=rng, dtype=torch.float64)
+        * torch.tensor([0, 0.01, 0.3, 1, 4, 30]).repeat(2)[:, None]
+    )
+    h[6:] = h[6:].round()
+    p = route_probabilities(h, noise)
+    assert (p.sum(1) - 1).abs().max() < 1e-12
+    assert (p >= 0).all()
+    assert (p[0] - 1 / M).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("noise", LAWS)
+def test_shift_permutation_scale_and_batching(noise):
+    h = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = route_probabilities(h, noise)
+    assert p.shape == h.shape
+    assert torch.allclose(p, route_probabilities(h + 5, noise), atol=1e-13)
+    assert torch.allclose(p.flip(-1), route_probabilities(h.flip(-1), noise), atol=1e-13)
+    assert torch.allclose(p, route_probabilities(0.3 * h, noise, 0.3), atol=1e-13)
+    assert torch.allclose(p[1, 2], route_probabilities(h[1, 2], noise), atol=1e-15)
+    assert route_probabilities(h[:0], noise).shape == (0, 4, 6)
+
+
+@pytest.mark.parametrize("noise", LAWS)
+def test_ten_million_draws(noise):
+    rng = torch.Generator().manual_seed(1)
+    h = torch.tensor([0.0, 0.3, 0.9, -0.5])
+    draws, counts = 10_000_000, torch.zeros(4, dtype=torch.float64)
+    for _ in range(10):
+        r = (torch.rand if noise == "uniform" else torch.randn)(draws // 10, 4, generator=rng)
+        counts += torch.bincount((h + r).argmax(1), minlength=4)
+    p = route_probabilities(h, noise)
+    assert ((counts / draws - p).abs() <= 5 * (p * (1 - p) / draws).sqrt()).all()
+
+
+def test_out_of_the_race():
+    """Lemma C.4: at a gap of exactly the width, and beyond, the probability is exactly 0."""
+    for width in (1.0, 0.25):
+        p = route_probabilities([0.0, -width, -2 * width, -0.999 * width], scale=width)
+        assert p[1] == 0 and p[2] == 0 and p[3] > 0
+    assert (route_probabilities([0.0, -1.0, -5.0], "gaussian") > 0).all()
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@given(h=st.lists(st.floats(-1, 1), min_size=2, max_size=9), scale=st.floats(0.2, 3))
+@settings(max_examples=25, deadline=None)
+def test_local_constant_is_the_row_sum_of_the_jacobian_and_below_two_kappa(noise, h, scale):
+    at = torch.tensor(h, dtype=torch.float64)
+    # a kink of the uniform law lies where a gap equals the width; step off it
+    at = at + 1e-3 * torch.arange(len(h))
+    jacobian = torch.autograd.functional.jacobian(lambda t: route_probabilities(t, noise, scale), at)
+    constant = local_lipschitz(at, noise, scale)
+    assert torch.allclose(jacobian.abs().sum(1), constant, atol=1e-10)
+    assert (constant <= 2 * kappa(noise, scale) + 1e-12).all()
+
+
+@given(h=st.lists(st.floats(-1, 1), min_size=2, max_size=9), step=st.lists(st.floats(-1, 1), min_size=9, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_two_kappa_holds_for_any_step_and_less_would_not(h, step):
+    h = torch.tensor(h, dtype=torch.float64)
+    d = torch.tensor(step[: len(h)], dtype=torch.float64)
+    moved = (route_probabilities(h + d) - route_probabilities(h)).abs().max()
+    assert moved <= 2 * d.abs().max() + 1e-13
+
+
+@pytest.mark.parametrize("M", [2, 3, 8, 64, 256])
+def test_uniform_noise_attains_two_at_a_tie(M):
+    assert abs(float(local_lipschitz(torch.zeros(M))[0]) - 2) < 1e-13
+    step = torch.full((M,), -1e-3, dtype=torch.float64)
+    step[0] = 1e-3
+    ratio = float(route_probabilities(step)[0] - 1 / M) / 1e-3
+    assert ratio > 1.99  # a constant of 1.99 would be refuted here
+
+
+def test_gaussian_constants():
+    assert abs(gaussian_constant(2)[0] / kappa("gaussian") - 2**0.5) < 1e-9
+    ratios = [gaussian_constant(M)[0] / kappa("gaussian") for M in (2, 3, 8, 100, 10**6)]
+    assert ratios == sorted(ratios) and ratios[-1] < 2
+    constant, lead = gaussian_constant(8)
+    assert abs(float(local_lipschitz([lead] + [0.0] * 7, "gaussian")[0]) - constant) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (([0.0, float("nan")],), "h"),
+        (([0.0, float("inf")],), "h"),
+        ((torch.zeros(3, 0),), "h"),
+        ((torch.tensor(1.0),), "h"),
+        (([0.0, 1.0], "cauchy"), "noise"),
+        (([0.0, 1.0], "uniform", 0), "scale"),
+        (([0.0, 1.0], "gaussian", float("nan")), "scale"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, name):
+    for function in (route_probabilities, local_lipschitz):
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            function(*arguments)

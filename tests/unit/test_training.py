@@ -1,0 +1,165 @@
+import pytest
+import torch
+
+from moe_theory.models.experts import ACTIVATIONS, PatchCNN, activation
+from moe_theory.models.moe import PatchMoE
+from moe_theory.models.routers import LinearRouter, top1_noisy
+from moe_theory.tasks.patches import PatchTask
+from moe_theory.training import (
+    expert_gradient,
+    router_gradient,
+    train_patch_moe,
+    train_released_moe,
+    train_single_expert,
+)
+from moe_theory.training.algorithm1 import logistic_loss, loss_slope, step
+
+F64 = torch.float64
+
+
+def setup(name, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    batch = PatchTask(K=3, P=5, d=9, seed=seed).sample(80, seed, F64)
+    model = PatchMoE(9, 4, 3, name, 0.5, seed, F64)
+    model.router.theta.data.normal_(generator=rng)
+    return batch, model, torch.rand(80, 4, generator=rng, dtype=F64)
+
+
+def closed_forms(batch, model, noise):
+    with torch.no_grad():
+        h = model.router(batch.x)
+        m, pi = (h + noise).argmax(1), h.softmax(1)
+        state = batch.x, batch.y, m, pi, model.dispatched(batch.x, m)
+        return router_gradient(*state), expert_gradient(*state, model.W, model.sigma)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_equal_automatic_differentiation(name, seed):
+    batch, model, noise = setup(name, seed)
+    loss = logistic_loss(batch.y * model(batch.x, noise)[0]).mean()
+    automatic = torch.autograd.grad(loss, (model.router.theta, model.W))
+    for closed, auto in zip(closed_forms(batch, model, noise), automatic, strict=True):
+        assert (closed - auto).abs().max() <= 1e-12 * auto.abs().max()
+    assert closed_forms(batch, model, noise)[0].sum(1).abs().max() <= 1e-14
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_slopes_of_the_activations(name):
+    z = torch.linspace(-3, 3, 61, dtype=F64, requires_grad=True)
+    sigma = activation(name)
+    (auto,) = torch.autograd.grad(sigma.value(z).sum(), z)
+    smooth = z.detach().abs() > 1e-9
+    assert torch.allclose(sigma.slope(z.detach())[smooth], auto[smooth], atol=1e-13)
+
+
+def test_loss_slope_is_negative_and_minus_one_half_at_zero():
+    z = torch.linspace(-40, 40, 81, dtype=F64, requires_grad=True)
+    (auto,) = torch.autograd.grad(logistic_loss(z).sum(), z)
+    assert torch.allclose(loss_slope(z.detach()), auto, atol=1e-15)
+    assert (auto < 0).all() and loss_slope(torch.zeros(1)) == -0.5
+
+
+def test_a_step_has_length_eta_for_every_expert_that_moves():
+    batch, model, noise = setup("cubic")
+    before_W, before_theta = model.W.data.clone(), model.router.theta.data.clone()
+    to_router, _ = closed_forms(batch, model, noise)
+    with torch.no_grad():
+        loss = step(model, batch, noise, 0.02, 0.3)
+    moved = (model.W.data - before_W).flatten(1).norm(dim=1)
+    assert torch.allclose(moved, torch.full_like(moved, 0.02), atol=1e-13)
+    assert torch.allclose(model.router.theta.data, before_theta - 0.3 * to_router, atol=1e-15)
+    assert loss > 0
+
+
+def test_an_expert_without_examples_stays():
+    batch, model, noise = setup("cubic")
+    noise[:, 2] = -100
+    before = model.W.data[2].clone()
+    with torch.no_grad():
+        step(model, batch, noise, 0.02, 0.3)
+    assert torch.equal(model.W.data[2], before)
+
+
+def test_the_layer_evaluates_only_the_chosen_expert():
+    batch, model, noise = setup("tanh")
+    F, m = model(batch.x, noise)
+    pi = model.router(batch.x).softmax(1)
+    for i in range(5):
+        f = torch.tanh(batch.x[i] @ model.W[m[i]].T).sum()
+        assert torch.isclose(F[i], pi[i, m[i]] * f)
+    assert torch.equal(m, top1_noisy(model.router(batch.x), noise))
+
+
+def test_algorithm_1_learns_what_a_single_expert_cannot():
+    task = PatchTask(K=2, d=20, gamma=(0.5, 2))
+    train, test = task.sample(1500, 1), task.sample(1500, 2)
+    (run,) = train_patch_moe(train, test, experts=4, filters=8, steps=1200, record_every=400)
+    assert run.test_accuracy > 0.95  # a single expert stays below 0.875 (Theorem 4.1)
+    assert run.dispatch_entropy < 0.1
+    assert [h["step"] for h in run.history] == [400, 800, 1200]
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+    assert run.parameters["theta"].shape == (20, 4) and run.parameters["W"].shape == (4, 8, 20)
+    assert run.parameters["theta"].sum(1).abs().max() < 1e-4  # Lemma E.1
+
+
+def test_runs_depend_on_their_seed_only():
+    task = PatchTask(K=2, d=10)
+    train, test = task.sample(100, 1), task.sample(100, 2)
+    both = train_patch_moe(train, test, steps=5, seeds=(3, 4))
+    (alone,) = train_patch_moe(train, test, steps=5, seeds=(4,))
+    assert torch.equal(both[1].parameters["W"], alone.parameters["W"])
+    assert not torch.equal(both[0].parameters["W"], alone.parameters["W"])
+
+
+def test_released_variant_runs_and_stops_at_its_target():
+    task = PatchTask(K=2, d=20)
+    train, test = task.sample(1000, 1), task.sample(1000, 2)
+    (run,) = train_released_moe(train, test, experts=4, filters=8, steps=601)
+    assert run.history[-1]["step"] <= 601
+    assert 0.3132 < run.history[-1]["loss"] < 0.7  # log(1 + 1/e) bounds a doubled softmax from below
+    assert run.test_accuracy > 0.8
+
+
+def test_two_logits_under_a_softmax_are_one_signed_output():
+    """The released networks' cross-entropy equals the logistic loss of `PatchCNN`."""
+    cnn = PatchCNN(6, 8, "celu", 0).double()
+    x = torch.randn(30, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(30).remainder(2)
+    z = torch.nn.functional.celu(x @ cnn.w.T + cnn.b).sum(1)
+    logits = torch.stack([z[:, 4:].sum(1), z[:, :4].sum(1)], 1)
+    assert torch.isclose(torch.nn.functional.cross_entropy(logits, y), logistic_loss((2.0 * y - 1) * cnn(x)).mean())
+
+
+def test_single_expert_improves_and_reports_its_history():
+    task = PatchTask(K=2, d=20)
+    train, test = task.sample(1000, 1), task.sample(1000, 2)
+    model, history = train_single_expert(train, test, activation="gelu", filters=16, epochs=60, record_every=20)
+    assert [h["epoch"] for h in history] == [20, 40, 60]
+    assert history[-1]["loss"] < history[0]["loss"]
+    with torch.no_grad():
+        assert history[-1]["test"] == pytest.approx(float((test.y * model(test.x) > 0).double().mean()))
+
+
+SMALL = PatchTask(K=2, d=8).sample(20, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: train_patch_moe(SMALL, SMALL, steps=0), "steps"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, eta=-1.0), "eta"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, eta_r=0.0), "eta_r"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, sigma_0=0.0), "sigma_0"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, activation="swish"), "activation"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, experts=0), "experts"),
+        (lambda: train_released_moe(SMALL, SMALL, filters=3), "filters"),
+        (lambda: train_single_expert(SMALL, SMALL, activation="relu", filters=3), "filters"),
+        (lambda: train_single_expert(SMALL, SMALL, activation="relu", epochs=0), "epochs"),
+        (lambda: LinearRouter(0, 3), "d"),
+        (lambda: top1_noisy(torch.tensor([[0.0, float("nan")]])), "h"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        call()
