@@ -10,7 +10,8 @@ PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p
 CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]
 
 RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process')]
-    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror')).map(e => e.innerText.slice(0, 80))"""
+    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror'))
+    .map(e => e.innerText.slice(0, 80))"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
@@ -107,7 +108,8 @@ def test_ledger_and_front_page_say_what_the_json_says(browser):
     tab, _ = opened(browser, "book/ledger.html")
     shown = tab.eval_on_selector_all(
         "article table tbody tr",
-        "rows => rows.filter(r => r.cells.length == 4).map(r => [r.cells[0].querySelector('code').innerText, r.cells[2].innerText])",
+        "rows => rows.filter(r => r.cells.length == 4)"
+        ".map(r => [r.cells[0].querySelector('code').innerText, r.cells[2].innerText])",
     )
     assert dict(shown) == {row["id"]: row["verdict"] for row in ledger["claims"]}
     tab.context.close()

@@ -111,7 +111,10 @@ def test_a_published_notebook_runs_in_an_environment_of_its_own(refs, tmp_path):
     python = environment_with_other_versions(tmp_path / "venv")
     chapter = next(p for p in EXECUTED if p.stem.startswith("03"))
     notebook = publish.published(chapter, refs, publish.INSTALL.format(address=address, commit=commit))
-    found = "import moe_theory, numpy; from importlib.metadata import version\nprint(moe_theory.__file__, numpy.__version__, version('torch'))"
+    found = (
+        "import moe_theory, numpy; from importlib.metadata import version\n"
+        "print(moe_theory.__file__, numpy.__version__, version('torch'))"
+    )
     notebook.cells.append(nbformat.v4.new_code_cell(found))
     empty = tmp_path / "empty"
     empty.mkdir()

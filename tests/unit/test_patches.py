@@ -66,7 +66,7 @@ def test_moving_a_batch_casts_floats_only():
     ],
 )
 def test_bad_arguments_are_named(arguments, name):
-    with pytest.raises(ValueError, match=rf"^{name}: expected"):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
         PatchTask(**arguments)
 
 

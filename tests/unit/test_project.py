@@ -1,8 +1,7 @@
 """What the repository promises of itself: pins, chapters, ledger, imports."""
 
 import ast
-import functools
-import operator
+import itertools
 import re
 import tomllib
 from importlib.metadata import version
@@ -31,8 +30,8 @@ def test_the_lock_pins_versions_and_names_no_address():
 def test_the_lock_agrees_with_pyproject_and_environment():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = {re.sub(r"[-_.]+", "-", n).lower(): Version(v) for n, v in (line.split("==") for line in LOCK)}
-    wanted = [Requirement(r) for r in project["dependencies"] + functools.reduce(operator.iadd, project["optional-dependencies"].values(), [])]
-    for requirement in wanted:
+    optional = itertools.chain.from_iterable(project["optional-dependencies"].values())
+    for requirement in map(Requirement, [*project["dependencies"], *optional]):
         assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), requirement
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock"]}

@@ -5,6 +5,7 @@ import torch
 from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import PatchBatch
+from moe_theory.training.algorithm1 import logistic_loss
 
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
 PART = 1000
@@ -63,7 +64,7 @@ def train_single_expert(
         adam.zero_grad()
         loss = 0.0
         for x, y in _parts(train):
-            part = torch.nn.functional.softplus(-y * model(input_scale * x)).sum() / len(train)
+            part = logistic_loss(y * model(input_scale * x)).sum() / len(train)
             part.backward()
             loss += part.item()
         adam.step()
