@@ -174,6 +174,7 @@ def render(source: Path, output: Path, config: str) -> None:
     command = [Path(sys.executable).with_name("jupyter-book"), "build", source, "--path-output", work]
     done = subprocess.run([*command, "--warningiserror", "--keep-going", "--quiet"], capture_output=True, text=True)
     if done.returncode:
+        shutil.rmtree(work, ignore_errors=True)  # or pages already read would not be warned about again
         raise SystemExit(f"rendering failed:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")
     shutil.copytree(work / "_build" / "html", output, dirs_exist_ok=True)
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
