@@ -1,17 +1,19 @@
 """The pages generated from the ledger: counts, ledger, errata. Every word and number in them is the ledger's."""
 
+import re
 from itertools import groupby
 
 from moe_theory.claims import NEWS, PAPERS, VERDICTS
 
 
 def _link(row: dict) -> str:
-    """MyST link from a page under book/ to the card in the chapter that settled the claim."""
-    return f"[{row['notebook'][:2]}](../notebooks/{row['notebook']}.ipynb)"
+    """Link from a page under book/ to the card in the chapter that settled the claim."""
+    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{row["notebook"][:2]}</a>'
 
 
-def _cell(text: str) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is."""
+    return re.sub(r"([\\`*_\[\]<>$|~#])", r"\\\1", str(text)).replace("\n", " ")
 
 
 def counts(ledger: dict) -> str:
@@ -35,7 +37,7 @@ def ledger_page(ledger: dict) -> str:
         out += [f"\n## {PAPERS[paper]}\n", "| claim | where | verdict | chapter |", "|---|---|---|---|"]
         for r in rows:
             chapter = _link(r) if "notebook" in r else str(r["chapter"])
-            out.append(f"| `{r['id']}`: {_cell(r['says'])} | {_cell(r['where'])} | {r['verdict']} | {chapter} |")
+            out.append(f"| `{r['id']}`: {_plain(r['says'])} | {_plain(r['where'])} | {r['verdict']} | {chapter} |")
     return "\n".join(out) + "\n"
 
 
@@ -51,12 +53,12 @@ def errata_page(ledger: dict) -> str:
     for r in ledger["claims"]:
         if r["verdict"] not in NEWS:
             continue
-        evidence = [f"- {name}: {shown}" for name, shown in r["evidence"].items()]
+        evidence = [f"- {_plain(name)}: {_plain(shown)}" for name, shown in r["evidence"]]
         out += [
-            f"## {PAPERS[r['paper']]}, {r['where']}\n",
+            f"## {PAPERS[r['paper']]}, {_plain(r['where'])}\n",
             f"**{r['verdict']}** (`{r['id']}`, derived in chapter {_link(r)})\n",
-            f"The claim: {r['says']}.\n",
-            f"{r['note']}\n",
+            f"The claim: {_plain(r['says'])}.\n",
+            f"{_plain(r['note'])}\n",
             *evidence,
             "",
         ]

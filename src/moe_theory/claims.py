@@ -113,7 +113,7 @@ class Card:
     Attributes:
         id, paper, where, says: from the registry.
         verdict: one of `VERDICTS`.
-        evidence: what was measured, by name, as shown.
+        evidence: what was measured, as pairs of name and what is shown, in order.
         refutable: whether the evidence holds at least one comparison that could have failed.
         note: what the verdict rests on, or what had to change.
     """
@@ -123,19 +123,19 @@ class Card:
     where: str
     says: str
     verdict: str
-    evidence: dict[str, str]
+    evidence: tuple[tuple[str, str], ...]
     refutable: bool
     note: str
 
     def __str__(self) -> str:
         lines = [f"[{self.verdict}] {self.id} ({PAPERS[self.paper]}, {self.where})", f"  claim: {self.says}"]
-        lines += [f"  {name}: {shown}" for name, shown in self.evidence.items()]
+        lines += [f"  {name}: {shown}" for name, shown in self.evidence]
         return "\n".join([*lines, *([f"  note: {self.note}"] if self.note else [])])
 
     def html(self) -> str:
         """The card as HTML; it takes its colours from the page, so it reads in light and dark mode."""
         e = html.escape
-        rows = "".join(f"<tr><td>{e(name)}</td><td>{e(shown)}</td></tr>" for name, shown in self.evidence.items())
+        rows = "".join(f"<tr><td>{e(name)}</td><td>{e(shown)}</td></tr>" for name, shown in self.evidence)
         note = f'<p class="claim-note">{e(self.note)}</p>' if self.note else ""
         return (
             f'<div class="claim-card claim-{self.verdict}" id="claim-{e(self.id)}">'
@@ -196,7 +196,7 @@ def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str
     if verdict != row["verdict"]:
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
     refutable = any(isinstance(v, Compared) for v in evidence.values())
-    shown = {name: str(v) if isinstance(v, Compared) else _number(v) for name, v in evidence.items()}
+    shown = tuple((name, str(v) if isinstance(v, Compared) else _number(v)) for name, v in evidence.items())
     card = Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, refutable, note)
     _checked[claim_id] = cell
     if shell is not None:

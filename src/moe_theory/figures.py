@@ -68,6 +68,11 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 
     return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)
 
 
+def legend_above(figure: Figure, axes, columns: int = 2) -> None:
+    """Put the legend of `axes` above the figure, where it covers no data."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncol=columns)
+
+
 def _caption(text: str) -> str:
     """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
     typeset = re.sub(r"[$]([^$]+)[$]", r"\\(\1\\)", text)

@@ -21,7 +21,11 @@ GOOD = {"largest ratio": Compared(1.9, "<=", 2)}
 def test_a_right_verdict_gives_a_card():
     card = claims.check("chen-lem-5.1", "sharpened", {**GOOD, "M": 8}, "A note.")
     bundle = card._repr_mimebundle_()
-    assert bundle[MIME]["verdict"] == "sharpened" and bundle[MIME]["evidence"] == {"largest ratio": "1.9 ≤ 2", "M": "8"}
+    assert bundle[MIME]["verdict"] == "sharpened"
+    assert bundle[MIME]["evidence"] == (
+        ("largest ratio", "1.9 ≤ 2"),
+        ("M", "8"),
+    )
     assert "A note." in bundle["text/html"] and "chen-lem-5.1" in bundle["text/plain"]
     assert card.refutable
 
@@ -95,7 +99,7 @@ def test_the_ledger_holds_every_claim_and_what_the_cards_say(executed, tmp_path)
     rows = {r["id"]: r for r in ledger["claims"]}
     assert list(rows) == list(claims.registry())
     assert rows["chen-lem-5.1"]["verdict"] == "sharpened" and rows["chen-lem-5.1"]["notebook"] == "03_a"
-    assert rows["chen-lem-5.1"]["evidence"] == {"ratio": "1.9 ≤ 2"}
+    assert rows["chen-lem-5.1"]["evidence"] == [["ratio", "1.9 ≤ 2"]]
     # a registry verdict without a card in a notebook is not done
     assert rows["chen-thm-4.1"]["verdict"] == "open" and "evidence" not in rows["chen-thm-4.1"]
     assert sum(ledger["counts"].values()) == len(rows) and ledger["counts"]["open"] == len(rows) - 2

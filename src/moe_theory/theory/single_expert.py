@@ -104,7 +104,7 @@ def error_floor(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"]) -> float
 
 
 def best_additive_accuracy(
-    p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2, bound: float = 40.0
+    p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2, bound: float = 20.0
 ) -> float:
     """The best accuracy of any additive expert on a grid of strengths, by mixed-integer programming.
 
