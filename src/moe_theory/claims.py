@@ -156,8 +156,19 @@ def _shell():
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
-def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str = "") -> Card:
-    """Record the verdict a chapter reached, and show the card.
+def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str = "") -> None:
+    """Settle a claim (see `settle`) and show its card, in a notebook or as text."""
+    card = settle(claim_id, verdict, evidence, note)
+    if _shell() is None:
+        print(card)
+    else:
+        from IPython.display import display
+
+        display(card)
+
+
+def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str = "") -> Card:
+    """Record the verdict a chapter reached.
 
     Args:
         claim_id: an id of the registry.
@@ -167,7 +178,7 @@ def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str
         note: one or two sentences.
 
     Returns:
-        The card, already displayed when called from a notebook.
+        The card.
 
     Raises:
         ValueError: for an unknown id or verdict, an id whose verdict is still open in the registry, or
@@ -197,13 +208,8 @@ def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
     refutable = any(isinstance(v, Compared) for v in evidence.values())
     shown = tuple((name, str(v) if isinstance(v, Compared) else _number(v)) for name, v in evidence.items())
-    card = Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, refutable, note)
     _checked[claim_id] = cell
-    if shell is not None:
-        from IPython.display import display
-
-        display(card)
-    return card
+    return Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, refutable, note)
 
 
 def collect(notebooks: Iterable[Path]) -> dict:

@@ -19,7 +19,7 @@ GOOD = {"largest ratio": Compared(1.9, "<=", 2)}
 
 
 def test_a_right_verdict_gives_a_card():
-    card = claims.check("chen-lem-5.1", "sharpened", {**GOOD, "M": 8}, "A note.")
+    card = claims.settle("chen-lem-5.1", "sharpened", {**GOOD, "M": 8}, "A note.")
     bundle = card._repr_mimebundle_()
     assert bundle[MIME]["verdict"] == "sharpened"
     assert bundle[MIME]["evidence"] == (
@@ -28,6 +28,11 @@ def test_a_right_verdict_gives_a_card():
     )
     assert "A note." in bundle["text/html"] and "chen-lem-5.1" in bundle["text/plain"]
     assert card.refutable
+
+
+def test_outside_a_notebook_the_card_is_printed(capsys):
+    claims.check("chen-lem-5.1", "sharpened", GOOD, "A note.")
+    assert capsys.readouterr().out.startswith("[sharpened] chen-lem-5.1 (Chen et al. (2022)")
 
 
 def test_false_verdict_is_refused():
@@ -78,7 +83,7 @@ def test_bad_relation_is_named():
 def notebook(path, *calls):
     """An executed notebook with one cell for each call."""
     cells = [nbformat.v4.new_code_cell("from moe_theory import claims\nfrom moe_theory.claims import Compared")]
-    cells += [nbformat.v4.new_code_cell(f"claims.check({c});") for c in calls]
+    cells += [nbformat.v4.new_code_cell(f"claims.check({c})") for c in calls]
     nb = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(nb, kernel_name="python3").execute()
     nbformat.write(nb, path)
@@ -133,7 +138,7 @@ def test_a_card_that_contradicts_the_registry_is_refused(executed, tmp_path):
 
 def test_running_a_cell_again_is_allowed_but_a_second_cell_is_not():
     setup = "from moe_theory import claims\nfrom moe_theory.claims import Compared"
-    sources = setup, f"claims.check({SHARPENED});", f"x = 1; claims.check({SHARPENED});"
+    sources = setup, f"claims.check({SHARPENED})", f"x = 1; claims.check({SHARPENED})"
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
     client = NotebookClient(nb, kernel_name="python3")
     with client.setup_kernel():
