@@ -6,7 +6,6 @@ the tree. Each step is skipped when its inputs have not changed.
 
 import argparse
 import ast
-import contextlib
 import hashlib
 import json
 import logging
@@ -166,9 +165,9 @@ def render(source: Path, output: Path, config: str) -> None:
         digest.update(str(path.relative_to(source)).encode() + b"\0" + path.read_bytes())
     stamp = output.with_suffix(".rendered")
     if stamp.exists() and stamp.read_text() == digest.hexdigest() and (output / "index.html").exists():
-        print(f"== {output.relative_to(ROOT)} is up to date", flush=True)
+        print(f"== {output} is up to date", flush=True)
         return
-    print(f"== rendering {output.relative_to(ROOT)}", flush=True)
+    print(f"== rendering {output}", flush=True)
     stamp.unlink(missing_ok=True)
     work = output.with_name(f"{output.name}-sphinx")
     command = [Path(sys.executable).with_name("jupyter-book"), "build", source, "--path-output", work]
@@ -198,9 +197,8 @@ def main() -> None:
         store()
     else:
         render(SOURCE, HTML, (ROOT / "_config.yml").read_text())
-        print(f"== open {(HTML / 'index.html').relative_to(ROOT)}")
-    with contextlib.suppress(OSError):
-        print(f"== {time.perf_counter() - start:.0f} s")
+        print(f"== open {HTML / 'index.html'}")
+    print(f"== {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -56,9 +56,21 @@ def test_unknown_syntax_is_refused(source, refs):
         publish.plain(source, refs, "x")
 
 
-def test_colab_buttons_only_with_a_repository():
-    assert "colab.research" not in publish.configuration(None)
-    assert "colab.research" in publish.configuration("owner/name")
+def test_colab_buttons_open_the_published_notebooks(tmp_path):
+    """With a repository; that there are none without one is tested on the book itself."""
+    build.render(tmp_path / "source", tmp_path / "site", publish.configuration("owner/name"))
+    for chapter in EXECUTED:
+        page = (tmp_path / "site" / "notebooks" / chapter.name).with_suffix(".html").read_text()
+        address = f"https://colab.research.google.com/github/owner/name/blob/gh-pages/notebooks/{chapter.name}"
+        assert f'href="{address}"' in page
+
+
+@pytest.mark.parametrize("repository", ["owner", "owner/name/more", "https://example.invalid/owner/name"])
+def test_bad_repository_is_refused(repository):
+    done = subprocess.run(
+        [sys.executable, ROOT / "book" / "publish.py", "--repository", repository], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "expected owner/name" in done.stderr
 
 
 def as_repository(folder: Path) -> tuple[str, str]:

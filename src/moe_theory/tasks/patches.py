@@ -70,7 +70,7 @@ class PatchBatch(Coefficients):
     def patch(self, role: int) -> Float[Tensor, "n d"]:
         """The patch of every example that holds `role`, undoing the shuffle."""
         at = (self.role == role).int().argmax(1)
-        return self.x[torch.arange(len(self)), at]
+        return self.x[torch.arange(len(self), device=at.device), at]
 
 
 @dataclass(frozen=True)

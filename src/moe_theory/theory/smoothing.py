@@ -58,7 +58,7 @@ def _gauss_legendre(q: int) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
 
 def _legendre_nodes(h: Float[Tensor, "n M"]) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
     """Gauss-Legendre nodes and weights on the pieces of [0, 1] cut at 1 + h_j; exact to degree M."""
-    z, w = _gauss_legendre(h.shape[1] // 2 + 1)
+    z, w = (t.to(h.device) for t in _gauss_legendre(h.shape[1] // 2 + 1))
     ends = torch.nn.functional.pad((1 + h).clamp(min=0).sort(1).values, (1, 0))
     left, width = ends[:, :-1, None], ends.diff(dim=1)[:, :, None]
     return (left + width * (1 + z) / 2).flatten(1), (width * w / 2).flatten(1)
@@ -66,7 +66,8 @@ def _legendre_nodes(h: Float[Tensor, "n M"]) -> tuple[Float[Tensor, "n q"], Floa
 
 def _trapezoid_nodes(h: Float[Tensor, "n M"]) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
     """Equal steps over [-REACH, REACH], smaller for more experts, whose product of G's is steeper."""
-    u = torch.linspace(-REACH, REACH, 2 * math.ceil(REACH * (2 + math.sqrt(h.shape[1]))) + 1, dtype=torch.float64)
+    steps = 2 * math.ceil(REACH * (2 + math.sqrt(h.shape[1])))
+    u = torch.linspace(-REACH, REACH, steps + 1, dtype=h.dtype, device=h.device)
     return u, torch.full_like(u, float(u[1] - u[0]))
 
 
@@ -173,7 +174,7 @@ def _uniform_slopes(h: Float[Tensor, "n M"], law: _Law) -> Float[Tensor, "n M"]:
     """`2 P(h_m <= Z_m <= h_m + 1)`, a difference of two products."""
 
     def below(t: Float[Tensor, " n"], m: int) -> Float[Tensor, " n"]:
-        return law.distribution(t[:, None] - h).index_fill(1, torch.tensor([m]), 1).prod(1)
+        return law.distribution(t[:, None] - h).index_fill(1, torch.tensor([m], device=h.device), 1).prod(1)
 
     return torch.stack([2 * (below(h[:, m] + 1, m) - below(h[:, m], m)) for m in range(h.shape[1])], 1)
 
