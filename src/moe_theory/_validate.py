@@ -1,19 +1,21 @@
 """Argument checks shared by the package: each names the argument, what came and what was expected."""
 
+from numbers import Integral, Real
+
 import torch
 from torch import Tensor
 
 
 def integer(name: str, value: int, least: int) -> int:
     """Return `value` if it is an integer of at least `least`; raise ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
-    return value
+    return int(value)
 
 
 def positive(name: str, value: float) -> float:
     """Return `value` as a float if it is finite and > 0; raise ValueError otherwise."""
-    if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if not isinstance(value, Real) or not 0 < value < float("inf"):
         raise ValueError(f"{name}: expected a finite number > 0, got {value!r}")
     return float(value)
 

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from moe_theory import __version__
-from moe_theory.experiments.registry import Experiment, experiment
+from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment
 
 RESULTS = Path(__file__).parents[1] / "results"
 LIBRARIES = ("torch", "numpy", "scipy")
@@ -159,8 +159,6 @@ def recompute(name: str, **which) -> pd.DataFrame:
 
 def status(folder: Path = RESULTS) -> pd.DataFrame:
     """Rows stored and rows in the grid, for every experiment."""
-    from moe_theory.experiments.registry import EXPERIMENTS
-
     rows = []
     for e in EXPERIMENTS.values():
         path = folder / f"{e.name}.csv"
