@@ -56,7 +56,7 @@ def _files_of(name: str) -> set[Path]:
 
 def dependencies(notebook: Path) -> set[Path]:
     """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, registry, pins."""
-    code = "\n".join(_without_magics(c.source) for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
+    code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
     files, todo = set(), _imported(code)
     while todo:
         fresh = set().union(*map(_files_of, todo)) - files
@@ -64,10 +64,6 @@ def dependencies(notebook: Path) -> set[Path]:
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
     rows = {r for r in (PACKAGE / "results").glob("*.csv") if f'"{r.stem}"' in code}
     return {notebook, ROOT / "requirements.lock", PACKAGE / "claims.yml"} | files | rows
-
-
-def _without_magics(source: str) -> str:
-    return "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
 
 
 def fingerprint(notebook: Path) -> str:
@@ -85,7 +81,7 @@ def fingerprint(notebook: Path) -> str:
 
 
 def _clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without timing and provenance metadata, and with the outputs of one stream as one output."""
+    """Without timing and provenance metadata."""
     notebook.metadata = {k: notebook.metadata[k] for k in ("kernelspec", "language_info") if k in notebook.metadata}
     notebook.metadata.get("language_info", {}).pop("version", None)
     for cell in notebook.cells:

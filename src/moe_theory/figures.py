@@ -57,7 +57,6 @@ def use_style() -> None:
             "axes.spines.right": False,
             "grid.color": "#DDDDDD",
             "lines.linewidth": 2.0,
-            "svg.hashsalt": "moe-theory",
         },
     )
 
