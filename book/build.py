@@ -172,6 +172,9 @@ def render(source: Path, output: Path, config: str) -> None:
         shutil.rmtree(work, ignore_errors=True)  # or pages already read would not be warned about again
         raise SystemExit(f"rendering failed:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")
     shutil.copytree(work / "_build" / "html", output, dirs_exist_ok=True)
+    shutil.copytree(
+        source / "_static", output / "_static", dirs_exist_ok=True
+    )  # Sphinx copies it with changed pages only
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

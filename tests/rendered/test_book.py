@@ -53,6 +53,11 @@ def test_page_reads_offline(browser, page, width, scheme):
     tab.context.close()
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "book" / "_static").iterdir()), ids=lambda p: p.name)
+def test_the_book_carries_the_current_style_sheet(path):
+    assert (HTML / "_static" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_an_outside_request_would_be_noticed(browser, tmp_path):
     (tmp_path / "page.html").write_text('<img src="https://example.invalid/x.png"><script>console.error("no")</script>')
     context = browser.new_context()
