@@ -20,6 +20,13 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
+def not_negative(name: str, value: float) -> float:
+    """Return `value` as a float if it is finite and >= 0; raise ValueError otherwise."""
+    if not isinstance(value, Real) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+    return float(value)
+
+
 def strength_range(name: str, value: tuple[float, float]) -> tuple[float, float]:
     """Return `(low, high)` if 0 < low <= high < inf; raise ValueError otherwise."""
     try:

@@ -5,14 +5,9 @@ from moe_theory.models.experts import ACTIVATIONS, PatchCNN, activation
 from moe_theory.models.moe import PatchMoE
 from moe_theory.models.routers import LinearRouter, top1_noisy
 from moe_theory.tasks.patches import PatchTask
-from moe_theory.training import (
-    expert_gradient,
-    router_gradient,
-    train_patch_moe,
-    train_released_moe,
-    train_single_expert,
-)
-from moe_theory.training.algorithm1 import logistic_loss, loss_slope, step
+from moe_theory.training import expert_gradient, router_gradient, train_patch_moe, train_single_expert
+from moe_theory.training.algorithm1 import step
+from moe_theory.training.variants import logistic_loss, loss_slope
 
 F64 = torch.float64
 
@@ -115,7 +110,7 @@ def test_runs_depend_on_their_seed_only():
 def test_released_variant_runs_and_stops_at_its_target():
     task = PatchTask(K=2, d=20)
     train, test = task.sample(1000, 1), task.sample(1000, 2)
-    (run,) = train_released_moe(train, test, experts=4, filters=8, steps=601)
+    (run,) = train_patch_moe(train, test, experts=4, filters=8, steps=601, variant="released")
     assert run.history[-1]["step"] <= 601
     assert 0.3132 < run.history[-1]["loss"] < 0.7  # log(1 + 1/e) bounds a doubled softmax from below
     assert run.test_accuracy > 0.8
@@ -153,7 +148,9 @@ SMALL = PatchTask(K=2, d=8).sample(20, 0)
         (lambda: train_patch_moe(SMALL, SMALL, steps=1, sigma_0=0.0), "sigma_0"),
         (lambda: train_patch_moe(SMALL, SMALL, steps=1, activation="swish"), "activation"),
         (lambda: train_patch_moe(SMALL, SMALL, steps=1, experts=0), "experts"),
-        (lambda: train_released_moe(SMALL, SMALL, filters=3), "filters"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, variant="released", filters=3), "filters"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, variant="paper"), "variant"),
+        (lambda: train_patch_moe(SMALL, SMALL, steps=1, balance=-0.1), "balance"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", filters=3), "filters"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", epochs=0), "epochs"),
         (lambda: LinearRouter(0, 3), "d"),

@@ -13,10 +13,14 @@ from moe_theory import _validate as check
 
 
 class Activation(NamedTuple):
-    """An activation sigma and its derivative, both acting elementwise."""
+    """An activation sigma and its derivative, both acting elementwise.
+
+    `degree` is p if `sigma(z) = z^p`, None for other activations.
+    """
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
+    degree: int | None = None
 
 
 def _gelu_slope(z: Tensor) -> Tensor:
@@ -25,8 +29,8 @@ def _gelu_slope(z: Tensor) -> Tensor:
 
 #: The activations of Tables 7 and 8. ReLU and CELU take the slope 0 and 1 at the origin, as autograd does.
 ACTIVATIONS = {
-    "linear": Activation(lambda z: z, torch.ones_like),
-    "cubic": Activation(lambda z: z * z * z, lambda z: 3 * z * z),
+    "linear": Activation(lambda z: z, torch.ones_like, 1),
+    "cubic": Activation(lambda z: z * z * z, lambda z: 3 * z * z, 3),
     "relu": Activation(F.relu, lambda z: (z > 0).to(z)),
     "celu": Activation(F.celu, lambda z: z.clamp(max=0).exp()),
     "gelu": Activation(F.gelu, _gelu_slope),

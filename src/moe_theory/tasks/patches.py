@@ -52,10 +52,13 @@ class PatchBatch(Coefficients):
     Attributes (besides those of `Coefficients`):
         x: (n, P, d) the patches, in shuffled order.
         role: (n, P) what patch p of example i holds: SIGNAL, CENTER, FEATURE_NOISE or >= NOISE.
+        v, c: (K, d) the task's label signals and cluster centers.
     """
 
     x: Float[Tensor, "n P d"]
     role: Int[Tensor, "n P"]
+    v: Float[Tensor, "K d"]
+    c: Float[Tensor, "K d"]
 
     def to(self, *args, **kwargs) -> "PatchBatch":
         """Move or cast every tensor as `Tensor.to` does; integer fields keep their dtype."""
@@ -150,7 +153,7 @@ class PatchTask:
         x = ordered.gather(1, role[:, :, None].expand(-1, -1, self.d)).to(dtype)
         values = {f.name: getattr(a, f.name) for f in fields(Coefficients)}
         values = {k: t.to(dtype) if t.is_floating_point() else t for k, t in values.items()}
-        return PatchBatch(**values, x=x, role=role)
+        return PatchBatch(**values, x=x, role=role, v=self.v.to(dtype), c=self.c.to(dtype))
 
     def _coefficients(self, n: int, rng: torch.Generator) -> Coefficients:
         def sign():

@@ -5,7 +5,7 @@ import torch
 from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import PatchBatch
-from moe_theory.training.algorithm1 import logistic_loss
+from moe_theory.training.variants import logistic_loss
 
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
 PART = 1000
