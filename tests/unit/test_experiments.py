@@ -1,4 +1,6 @@
 import json
+import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -19,7 +21,8 @@ def _row(key):
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """An experiment of five rows, its store in a folder of its own."""
-    e = Experiment("tiny", "squares", [{"x": x, "tag": "a,b"} for x in range(5)], _row, _row)
+    grid = [{"x": x, "tag": "a,b"} for x in range(5)]
+    e = Experiment("tiny", "squares", grid, grid[1:3], _row, _row)
     monkeypatch.setitem(EXPERIMENTS, "tiny", e)
     monkeypatch.setattr(store, "RESULTS", tmp_path)
     CALLS.clear()
@@ -33,6 +36,7 @@ def test_run_load_and_provenance(tiny):
     assert {"device", "seconds"} <= set(rows)
     head = json.loads((tiny / "tiny.csv").read_text().split("\n")[0].removeprefix("# "))
     assert {"configuration", "moe_theory", "commit", "torch", "numpy"} <= set(head)
+    assert head["experiment"] == "tiny" and head["profile"] == "paper" and head["key"] == ["x", "tag"]
 
 
 def test_a_stopped_run_goes_on_where_it_was(tiny, monkeypatch):
@@ -42,7 +46,7 @@ def test_a_stopped_run_goes_on_where_it_was(tiny, monkeypatch):
         return _row(key)
 
     whole = EXPERIMENTS["tiny"]
-    monkeypatch.setitem(EXPERIMENTS, "tiny", Experiment("tiny", "squares", whole.grid, stop_at_three, _row))
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(whole, row=stop_at_three))
     with pytest.raises(KeyboardInterrupt):
         experiments.run("tiny", folder=tiny)
     with pytest.raises(ValueError, match=r"tiny.csv: 2 of 5 rows missing, the first \{'x': 3"):
@@ -53,22 +57,32 @@ def test_a_stopped_run_goes_on_where_it_was(tiny, monkeypatch):
     assert experiments.load("tiny", folder=tiny)["square"].tolist() == [0, 1, 4, 9, 16]
 
 
+def test_smoke_rows_are_never_paper_rows(tiny, monkeypatch):
+    monkeypatch.chdir(tiny)
+    experiments.run("tiny", profile="smoke")
+    smoke = (tiny / "_build" / "smoke" / "tiny.csv").read_text()
+    assert '"profile": "smoke"' in smoke and CALLS == [1, 2] and not (tiny / "tiny.csv").exists()
+    (tiny / "tiny.csv").write_text(smoke)
+    for use in (experiments.load, experiments.run):
+        with pytest.raises(ValueError, match="tiny.csv: expected paper rows of 'tiny', got smoke rows of 'tiny'"):
+            use("tiny", folder=tiny)
+    with pytest.raises(ValueError, match="profile: expected one of"):
+        experiments.run("tiny", profile="toy")
+
+
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("grid", "smoke", "message"),
     [
-        (lambda s: s.replace(",16,", ",17,"), "row 5 does not match its checksum"),
-        (lambda s: s[:-20], "truncated"),
-        (lambda s: s.replace('"configuration": "', '"configuration": "0'), "made for configuration"),
-        (lambda s: "\n".join(line[:-14] if line.startswith("2,") else line for line in s.split("\n")), "row 3"),
+        ([], [], "expected rows in the paper grid"),
+        ([{"x": 1}, {"x": 1}], [{"x": 1}], "is there 2 times"),
+        ([{"x": 1}, {"y": 1}], [{"x": 1}], r"expected the columns \['x'\] in paper row"),
+        ([{"x": 1}], [{"x": 1, "n": 5}], r"expected the columns \['x'\] in smoke row"),
+        ([{"x": 1}], [], "expected rows in the smoke grid"),
     ],
 )
-def test_bad_stores_are_refused(tiny, damage, message):
-    experiments.run("tiny", folder=tiny)
-    path = tiny / "tiny.csv"
-    path.write_text(damage(path.read_text()))
-    for use in (experiments.load, experiments.run):
-        with pytest.raises(ValueError, match=message):
-            use("tiny", folder=tiny)
+def test_bad_grids_are_refused(grid, smoke, message):
+    with pytest.raises(ValueError, match=message):
+        Experiment("tiny", "squares", grid, smoke, _row, _row)
 
 
 def test_bad_names_and_selections(tiny):
@@ -80,14 +94,26 @@ def test_bad_names_and_selections(tiny):
         experiments.recompute("tiny", tag="a,b")
 
 
-def test_command_line(tiny, capsys):
+def test_command_line(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(store, "EXPERIMENTS", {"tiny": EXPERIMENTS["tiny"]})
     assert main(["list"]) == 0 and "tiny: squares" in capsys.readouterr().out
-    assert main(["status"]) == 0 and "tiny" in capsys.readouterr().out
+    assert main(["run", "tiny", "--jobs", "1"]) == 0
+    assert f"tiny -> {tiny / 'tiny.csv'}" in capsys.readouterr().err
+    assert main(["status"]) == 0
+    assert re.search(r"tiny +5 +5 +\d+\.\d squares", capsys.readouterr().out)
     assert main(["run", "nothing"]) == 2
-    assert "experiment: expected one of" in capsys.readouterr().err
+    assert "error: experiment: expected one of" in capsys.readouterr().err
+    assert main(["run", "tiny", "--jobs", "0"]) == 2
+    assert "error: jobs: expected an integer >= 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["single_expert", "algorithm1_variants"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke_profiles_run(name, tmp_path):
+    experiments.run(name, profile="smoke", folder=tmp_path)
+    assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 2 + len(EXPERIMENTS[name].smoke)
+
+
+@pytest.mark.parametrize("name", ["single_expert", "moe_tables"])
 def test_stored_rows_are_whole(name):
     rows = experiments.load(name)
     assert len(rows) == len(EXPERIMENTS[name].grid) and not rows.isna().any().any()
@@ -98,7 +124,7 @@ def test_stored_rows_are_whole(name):
     [
         ("single_expert", dict(setting="setting 2", activation="linear", input_scale=10, seed=1), ["prefix_test"]),
         (
-            "algorithm1_variants",
+            "moe_tables",
             dict(variant="as written", activation="linear", seed=2),
             ["prefix_test", "prefix_loss"],
         ),

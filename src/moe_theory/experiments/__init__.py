@@ -3,7 +3,7 @@
 Run them with `python -m moe_theory.experiments run NAME`; read their rows with `load(NAME)`.
 """
 
-from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment
+from moe_theory.experiments.registry import EXPERIMENTS, PROFILES, Experiment, experiment
 from moe_theory.experiments.store import load, recompute, run, status
 
-__all__ = ["EXPERIMENTS", "Experiment", "experiment", "load", "recompute", "run", "status"]
+__all__ = ["EXPERIMENTS", "PROFILES", "Experiment", "experiment", "load", "recompute", "run", "status"]

@@ -1,21 +1,24 @@
-"""`python -m moe_theory.experiments list | status | run NAME [--jobs N]`."""
+"""`python -m moe_theory.experiments list | status | run NAME [--profile P] [--jobs N] [--backend B]`."""
 
 import argparse
 import os
 import sys
 
-from moe_theory.experiments import EXPERIMENTS, run, status
+from moe_theory.experiments import EXPERIMENTS, PROFILES, run, status
+from moe_theory.experiments.store import BACKENDS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status, 2 for bad input."""
+    """Entry point; returns the exit status, 1 if rows failed, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m moe_theory.experiments", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="names and descriptions")
-    commands.add_parser("status", help="rows stored and rows in the grid")
+    commands.add_parser("status", help="rows stored, rows in the grid, seconds the stored rows took")
     running = commands.add_parser("run", help="compute the rows that are missing")
     running.add_argument("name", metavar="NAME")
+    running.add_argument("--profile", choices=PROFILES, default="paper", help="the full grid or a small one")
     running.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows computed at the same time")
+    running.add_argument("--backend", choices=BACKENDS, default="loky", help="this machine, or a cluster")
     options = parser.parse_args(arguments)
     try:
         if options.command == "list":
@@ -24,10 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "status":
             print(status().to_string(index=False))
         else:
-            run(options.name, options.jobs)
-    except ValueError as error:
+            run(options.name, options.jobs, options.backend, options.profile)
+    except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ValueError) else 1
     return 0
 
 

@@ -1,28 +1,91 @@
-"""Algorithm 1 of Chen et al. (2022) as written, and what the released notebooks run, on the same data."""
+"""The synthetic study of Chen et al. (2022) at its own size: 16,000 + 16,000 examples, ten seeds.
+
+One function computes a row of every table; the tables are grids of it. The paper does not name T,
+sigma_0, or the coefficients of Tables 9 and 11. "as written" runs 2,000 steps from sigma_0 = 0.01;
+"released" runs the notebooks' 601 steps with their stopping rule.
+"""
 
 from moe_theory.tasks.patches import SETTINGS, PatchTask
-from moe_theory.training import train_patch_moe, train_released_moe
+from moe_theory.training import Run, train_patch_moe
 
 N, PREFIX = 16_000, 50
-VARIANTS = {"as written": (train_patch_moe, 2_000), "released": (train_released_moe, 601)}
+STEPS = {"as written": 2_000, "released": 601}
+SEEDS = range(10)
 
 
-def grid() -> list[dict]:
-    """Setting 1, nonlinear and linear experts, both variants, five seeds; M = 8, J = 16."""
+def _key(setting: str, variant: str, activation: str, seed: int, **options) -> dict:
+    defaults = dict(experts=8, eta=1e-3, normalized=True, balance=0.0, same_start=False, n=N, steps=STEPS.get(variant))
+    return dict(setting=setting, variant=variant, activation=activation, seed=seed) | defaults | options
+
+
+def main_tables() -> list[dict]:
+    """Tables 1, 3 and 4 to 6, Figure 3: four settings, linear and cubic experts, both variants."""
     return [
-        dict(setting="setting 1", variant=variant, activation=activation, seed=seed, n=N, steps=VARIANTS[variant][1])
-        for seed in range(5)
+        _key(setting, variant, activation, seed)
+        for seed in SEEDS
+        for setting in list(SETTINGS)[:4]
         for activation in ("cubic", "linear")
-        for variant in VARIANTS
+        for variant in STEPS
     ]
 
 
-def _train(key: dict, steps: int) -> list[dict]:
-    task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
+def longer() -> list[dict]:
+    """Linear experts past the end of the main tables: as written, 8,000 steps, five seeds."""
+    return [
+        _key(setting, "as written", "linear", seed, steps=8_000) for seed in range(5) for setting in list(SETTINGS)[:4]
+    ]
+
+
+def balanced_linear() -> list[dict]:
+    """Table 9: linear experts with the load-balancing loss."""
+    return [
+        _key(setting, variant, "linear", seed, balance=balance)
+        for seed in SEEDS
+        for setting in list(SETTINGS)[:4]
+        for variant, balance in (("released", 0.1), ("released", 0.01), ("as written", 0.01))
+    ]
+
+
+def same_start() -> list[dict]:
+    """Table 10: cubic experts that start from the same weights, with the load-balancing loss."""
+    return [
+        _key("setting 1", variant, "cubic", seed, experts=experts, balance=balance, same_start=True)
+        for seed in SEEDS
+        for experts in (8, 32)
+        for balance in (0.1, 0.03, 0.01)
+        for variant in STEPS
+    ]
+
+
+def load_or_speed() -> list[dict]:
+    """Table 11: 32 cubic experts, normalized or plain descent, with and without the load-balancing loss.
+
+    The paper names no learning rate for plain descent; each variant gets two.
+    """
+    rates = {"as written": (10.0, 100.0), "released": (1.0, 10.0)}
+    return [
+        _key("setting 1", variant, "cubic", seed, experts=32, balance=balance, normalized=normalized, eta=eta)
+        for seed in SEEDS
+        for variant in STEPS
+        for balance in (0.0, 0.01)
+        for normalized, eta in ((True, 1e-3), *((False, eta) for eta in rates[variant]))
+    ]
+
+
+def smoke(grid: list[dict]) -> list[dict]:
+    """The first rows of a grid with few examples and steps."""
+    return [{**key, "n": 200, "steps": PREFIX} for key in grid[:4]]
+
+
+def _task(key: dict) -> PatchTask:
+    return PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
+
+
+def _train(key: dict, steps: int) -> Run:
+    task = _task(key)
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
-    trainer = VARIANTS[key["variant"]][0]
-    (run,) = trainer(train, test, activation=key["activation"], steps=steps, seeds=(key["seed"],), record_every=PREFIX)
-    return run.history
+    options = {k: key[k] for k in ("variant", "activation", "experts", "eta", "normalized", "balance", "same_start")}
+    return train_patch_moe(train, test, steps=steps, seeds=(key["seed"],), record_every=PREFIX, **options)[0]
 
 
 def _measured(prefix: str, h: dict) -> dict:
@@ -41,18 +104,20 @@ def _curve(values: list[float], digits: int) -> str:
 def row(key: dict) -> dict:
     """Loss, test accuracy in percent and dispatch entropy in nats, after PREFIX steps and at the end.
 
-    `steps_at`, `test_curve` and `entropy_curve` hold the history as numbers separated by blanks.
+    `steps_at`, `test_curve` and `entropy_curve` hold the history as numbers separated by blanks;
+    `dispatch` the final counts n_km of the test examples, clusters separated by semicolons.
     """
-    history = _train(key, key["steps"])
+    history = _train(key, key["steps"]).history
     return {
         **_measured("prefix", history[0]),
         **_measured("final", history[-1]),
         "steps_at": _curve([h["step"] for h in history], 0),
         "test_curve": _curve([100 * h["test_accuracy"] for h in history], 2),
         "entropy_curve": _curve([h["dispatch_entropy"] for h in history], 4),
+        "dispatch": ";".join(" ".join(map(str, row)) for row in history[-1]["dispatch"].tolist()),
     }
 
 
 def live(key: dict) -> dict:
     """The first PREFIX steps of a row, at its full size."""
-    return _measured("prefix", _train(key, PREFIX)[0])
+    return _measured("prefix", _train(key, PREFIX).history[0])

@@ -8,47 +8,100 @@ from dataclasses import dataclass
 from moe_theory import _validate as check
 from moe_theory.experiments import algorithm1, single_expert
 
+PROFILES = ("paper", "smoke")
+
 
 @dataclass(frozen=True)
 class Experiment:
-    """A grid and a function of one row.
+    """Two grids and a function of one row.
 
     Attributes:
         name: also the stem of its result file.
         about: one line.
         grid: the rows to compute, each a dict of JSON values; together they are the configuration.
+        smoke: a few rows with the same columns, so small that they take seconds: does the code run?
         row: computes one row: its values as a dict, from the row's dict alone.
         live: recomputes the part of a row that is cheap enough for a chapter.
+
+    Raises:
+        ValueError: for a grid that is empty, repeats a row, or whose rows differ in their columns.
     """
 
     name: str
     about: str
     grid: list[dict]
+    smoke: list[dict]
     row: Callable[[dict], dict]
     live: Callable[[dict], dict]
 
-    @property
-    def configuration(self) -> str:
-        """Hash of the grid; a store made for another grid is refused."""
-        return hashlib.sha256(json.dumps(self.grid, sort_keys=True).encode()).hexdigest()[:16]
+    def __post_init__(self):
+        for profile in PROFILES:
+            rows = self.rows(profile)
+            if not rows:
+                raise ValueError(f"{self.name}: expected rows in the {profile} grid, got none")
+            for row in rows:
+                if list(row) != list(self.grid[0]):
+                    raise ValueError(f"{self.name}: expected the columns {list(self.grid[0])} in {profile} row {row}")
+                if rows.count(row) > 1:
+                    raise ValueError(f"{self.name}: {profile} row {row} is there {rows.count(row)} times")
+
+    def rows(self, profile: str) -> list[dict]:
+        """The grid of a profile: `paper` the one whose rows the book shows, `smoke` the small one."""
+        return {"paper": self.grid, "smoke": self.smoke}[check.choice("profile", profile, PROFILES)]
+
+    def configuration(self, profile: str = "paper") -> str:
+        """Hash of a grid: the short name under which a store records what it was made for."""
+        return hashlib.sha256(json.dumps(self.rows(profile), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _of(module, name: str, about: str, grid: list[dict]) -> Experiment:
+    return Experiment(name, about, grid, module.smoke(grid), module.row, module.live)
 
 
 EXPERIMENTS = {
     e.name: e
     for e in (
-        Experiment(
+        _of(
+            single_expert,
             "single_expert",
-            "Tables 7 and 8 of Chen et al. (2022): one patch CNN, every activation, full size",
+            "Tables 7 and 8 of Chen et al. (2022): one patch CNN, every activation",
             single_expert.grid(),
-            single_expert.row,
-            single_expert.live,
         ),
-        Experiment(
-            "algorithm1_variants",
-            "Algorithm 1 of Chen et al. (2022) as written against the released notebooks' variant, full size",
-            algorithm1.grid(),
-            algorithm1.row,
-            algorithm1.live,
+        _of(
+            single_expert,
+            "single_expert_wide",
+            "Table 3 of Chen et al. (2022): single models of 512 filters, and of 128 in setting 4",
+            single_expert.wide(),
+        ),
+        _of(
+            algorithm1,
+            "moe_tables",
+            "Tables 1 and 3 to 6, Figure 3 of Chen et al. (2022): four settings, linear and cubic, both variants",
+            algorithm1.main_tables(),
+        ),
+        _of(
+            algorithm1,
+            "moe_longer",
+            "Linear experts of Algorithm 1 as written, four times as long",
+            algorithm1.longer(),
+        ),
+        _of(
+            algorithm1,
+            "moe_balanced",
+            "Table 9 of Chen et al. (2022): linear experts with the load-balancing loss",
+            algorithm1.balanced_linear(),
+        ),
+        _of(
+            algorithm1,
+            "moe_same_start",
+            "Table 10 of Chen et al. (2022): experts that start from the same weights",
+            algorithm1.same_start(),
+        ),
+        _of(
+            algorithm1,
+            "moe_descent",
+            "Table 11 of Chen et al. (2022): normalized or plain descent, with and without load balancing",
+            algorithm1.load_or_speed(),
         ),
     )
 }

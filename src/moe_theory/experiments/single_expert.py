@@ -23,6 +23,22 @@ def grid() -> list[dict]:
     ]
 
 
+def wide() -> list[dict]:
+    """The single models of Table 3 that `grid` lacks: 512 filters, and 128 in setting 4; inputs as released."""
+    missing = [("setting 4", 128), *((f"setting {i}", 512) for i in (1, 2, 3, 4))]
+    return [
+        dict(setting=setting, activation=activation, input_scale=10, seed=seed, n=N, filters=filters, epochs=EPOCHS)
+        for seed in range(3)
+        for setting, filters in missing
+        for activation in ("linear", "cubic")
+    ]
+
+
+def smoke(grid: list[dict]) -> list[dict]:
+    """The first rows of a grid with few examples and epochs."""
+    return [{**key, "n": 200, "epochs": PREFIX} for key in grid[:3]]
+
+
 def _train(key: dict, epochs: int) -> list[dict]:
     task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)

@@ -1,14 +1,27 @@
-"""Rows on disk: one CSV per experiment, its provenance in the first line, a checksum on every row."""
+"""Rows on disk, one CSV per experiment, and the runs that fill it.
+
+A store is made of blocks. A block is a provenance line (`# ` and one JSON object) and the rows that
+were computed under it, each with its device, its seconds and a checksum; the column names stand below
+the first provenance line. A run whose code, libraries or grid are not those of the last block opens
+a new one. Rows are appended as they finish, and put in the order of the grid once all are there.
+"""
 
 import csv
 import hashlib
 import io
 import json
+import logging
 import os
 import subprocess
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import joblib
 import pandas as pd
@@ -16,122 +29,73 @@ import torch
 from tqdm import tqdm
 
 from moe_theory import __version__
+from moe_theory import _validate as check
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment
 
 RESULTS = Path(__file__).parents[1] / "results"
+SMOKE = Path("_build/smoke")
+SCHEDULER = "MOE_THEORY_SCHEDULER"
 LIBRARIES = ("torch", "numpy", "scipy")
+LOG = logging.getLogger(__name__)
 
 
-def _commit() -> str:
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=RESULTS, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _provenance(e: Experiment) -> dict:
-    return {
-        "experiment": e.name,
-        "configuration": e.configuration,
-        "moe_theory": __version__,
-        "commit": _commit(),
-        **{name: version(name) for name in LIBRARIES},
-    }
-
-
-def _checksum(values: list[str]) -> str:
-    return hashlib.sha256("\x1f".join(values).encode()).hexdigest()[:12]
-
-
-def _line(values: list) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
-
-
-def _append(path: Path, text: str) -> None:
-    """One write and a sync, so that a row is there whole or not at all."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(fd, text.encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _read(path: Path, e: Experiment) -> list[dict]:
-    """The rows of a store, as strings; ValueError for another configuration, an edited or a cut row."""
-    head, _, body = path.read_text().partition("\n")
-    made_for = json.loads(head.removeprefix("# "))["configuration"]
-    if made_for != e.configuration:
-        raise ValueError(
-            f"{path.name}: made for configuration {made_for}, but the grid of {e.name!r} is {e.configuration}"
-        )
-    if not body.endswith("\n"):
-        raise ValueError(f"{path.name}: expected a line break after the last row; the file is truncated")
-    rows = list(csv.DictReader(io.StringIO(body)))
-    for number, r in enumerate(rows, 1):
-        *values, checksum = r.values()
-        if None in r.values() or None in r or _checksum(values) != checksum:
-            raise ValueError(f"{path.name}: row {number} does not match its checksum; it was edited or cut")
-    return rows
-
-
-def _key(e: Experiment, row: dict) -> str:
-    return json.dumps({k: str(row[k]) for k in e.grid[0]})
-
-
-def run(name: str, jobs: int = 1, folder: Path = RESULTS) -> None:
-    """Compute the rows of an experiment that its store does not hold yet, appending each as it finishes.
+def run(name: str, jobs: int = 1, backend: str = "loky", profile: str = "paper", folder: Path | None = None) -> None:
+    """Compute the rows of an experiment that its store does not hold yet, storing each as it finishes.
 
     Args:
         name: a key of `EXPERIMENTS`.
         jobs: rows computed at the same time, each in a process of its own with one thread.
-        folder: where the store lies.
+        backend: `loky` for processes of this machine, `dask` or `ray` for a cluster.
+        profile: `paper` for the full grid, `smoke` for the small one.
+        folder: where the store lies; by default `RESULTS` for `paper` and `SMOKE` for `smoke`.
 
     Raises:
-        ValueError: for an unknown name, or a store of another configuration or with a damaged row.
+        ValueError: for an argument outside its range, a backend that is not installed, a store that
+            another run is writing, or one that is damaged or of another experiment, profile or grid.
+        RuntimeError: at the end, if rows failed; it names them. The others are stored.
     """
     e = experiment(name)
-    path = folder / f"{name}.csv"
-    done = {_key(e, r) for r in _read(path, e)} if path.exists() else set()
-    todo = [key for key in e.grid if _key(e, key) not in done]
-    tasks = (joblib.delayed(_compute)(e.name, key) for key in todo)
-    results = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(tasks)
-    for row in tqdm(results, total=len(todo), desc=name, unit="row"):
-        values = [str(v) for v in row.values()]
-        if not path.exists():
-            _append(path, f"# {json.dumps(_provenance(e))}\n" + _line([*row, "checksum"]))
-        _append(path, _line([*values, _checksum(values)]))
+    grid = e.rows(profile)
+    check.integer("jobs", jobs, 1)
+    finished = BACKENDS[check.choice("backend", backend, BACKENDS)]
+    path = _path(e, profile, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path) as file:
+        store = _resume(file, path, e, profile)
+        provenance = _provenance(e, profile)
+        todo = [key for key in grid if _identity(key, key) not in store.rows]
+        failed = []
+        results = finished(e.row, todo, jobs) if todo else ()
+        with tqdm(total=len(grid), initial=len(store.rows), desc=f"{name} -> {path}", unit="row") as bar:
+            for key, row, error in results:
+                if error:
+                    LOG.error("%s: row %s failed\n%s", path, key, error)
+                    failed.append(f"{key}: {error.strip().splitlines()[-1]}")
+                else:
+                    _append(file, store, provenance, list(key), row)
+                    bar.update()
+        if failed:
+            raise RuntimeError("\n  ".join([f"{path}: {len(failed)} rows failed, the others are stored", *failed]))
+        _put_in_order(path, store, grid)
 
 
-def _compute(name: str, key: dict) -> dict:
-    torch.set_num_threads(1)
-    start = time.perf_counter()
-    values = experiment(name).row(key)
-    return {**key, **values, "device": "cpu", "seconds": round(time.perf_counter() - start, 1)}
-
-
-def load(name: str, folder: Path = RESULTS) -> pd.DataFrame:
-    """The stored rows of an experiment, in the order of its grid.
+def load(name: str, folder: Path | None = None) -> pd.DataFrame:
+    """The stored paper rows of an experiment, in the order of its grid.
 
     Raises:
-        ValueError: for an unknown name, a store that is missing, incomplete, of another
-            configuration, or that holds an edited or cut row.
+        ValueError: for an unknown name, or a store that is missing, incomplete, damaged, or of
+            another experiment, profile or grid.
     """
     e = experiment(name)
-    path = folder / f"{name}.csv"
-    if not path.exists():
+    path = _path(e, "paper", folder)
+    store = _read(path, e, "paper")
+    if not store.rows:
         raise ValueError(f"{path.name}: no stored rows; run `python -m moe_theory.experiments run {name}`")
-    rows = {_key(e, r): r for r in _read(path, e)}
-    missing = [key for key in e.grid if _key(e, key) not in rows]
+    missing = [key for key in e.grid if _identity(key, key) not in store.rows]
     if missing:
         raise ValueError(f"{path.name}: {len(missing)} of {len(e.grid)} rows missing, the first {missing[0]}")
-    ordered = [_line([*rows[_key(e, key)].values()][:-1]) for key in e.grid]
-    columns = _line([c for c in rows[_key(e, e.grid[0])] if c != "checksum"])
-    return pd.read_csv(io.StringIO(columns + "".join(ordered)))
+    lines = [_line(store.columns), *(_line(store.rows[_identity(key, key)].values) for key in e.grid)]
+    return pd.read_csv(io.StringIO("".join(lines)), usecols=store.columns[:-1])
 
 
 def recompute(name: str, **which) -> pd.DataFrame:
@@ -157,11 +121,281 @@ def recompute(name: str, **which) -> pd.DataFrame:
     return pd.DataFrame([{k: stored[k] for k in again}, again], index=["stored", "recomputed"])
 
 
-def status(folder: Path = RESULTS) -> pd.DataFrame:
-    """Rows stored and rows in the grid, for every experiment."""
-    rows = []
+def status(folder: Path | None = None) -> pd.DataFrame:
+    """For every experiment: paper rows stored, rows in the grid, seconds the stored rows took.
+
+    Raises:
+        ValueError: for a store that is damaged, or of another experiment, profile or grid.
+    """
+    lines = []
     for e in EXPERIMENTS.values():
-        path = folder / f"{e.name}.csv"
-        stored = len(_read(path, e)) if path.exists() else 0
-        rows.append({"experiment": e.name, "stored": stored, "rows": len(e.grid), "about": e.about})
-    return pd.DataFrame(rows)
+        store = _read(_path(e, "paper", folder), e, "paper")
+        seconds = sum(float(row.values[store.columns.index("seconds")]) for row in store.rows.values())
+        lines.append(dict(experiment=e.name, stored=len(store.rows), rows=len(e.grid), seconds=seconds, about=e.about))
+    return pd.DataFrame(lines)
+
+
+# How rows are computed: each backend yields (key, row, None) or (key, None, traceback) as rows finish.
+
+
+def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, dict | None, str | None]:
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    try:
+        values = row(key)
+    except Exception:
+        return key, None, traceback.format_exc()
+    return key, {**key, **values, "device": "cpu", "seconds": round(time.perf_counter() - start, 1)}, None
+
+
+def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, dict | None, str | None]:
+    """What a cluster computed; a row that it gave up, because its workers died of it, has failed."""
+    try:
+        return get()
+    except Exception:
+        return key, None, traceback.format_exc()
+
+
+def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
+    tasks = (joblib.delayed(_attempt)(row, key) for key in todo)
+    return joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(tasks)
+
+
+# Dask and Ray are asked directly: joblib's backend for Dask waits without end for a row whose workers
+# died until the scheduler gave it up, and its backend for Ray hands over no row before all are computed.
+
+
+def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise ValueError("backend: dask needs the package distributed; pip install 'distributed>=2024.1'") from None
+    local = dict(n_workers=jobs, threads_per_worker=1, memory_limit=0, dashboard_address=None)
+    address = os.environ.get(SCHEDULER)
+    try:
+        client = Client(address) if address else Client(**local)
+    except OSError as error:
+        raise ValueError(f"{SCHEDULER}: no Dask scheduler can be reached at {address!r}: {error}") from None
+    with client:
+        futures = {client.submit(_attempt, row, key, pure=False): key for key in todo}
+        for future in as_completed(futures):
+            yield _fetch(future.result, futures[future])
+
+
+def _ray(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("backend: ray needs the package ray; pip install ray") from None
+    with ray.init(num_cpus=None if os.environ.get("RAY_ADDRESS") else jobs):
+        attempt = ray.remote(_attempt)
+        pending = {attempt.remote(row, key): key for key in todo}
+        while pending:
+            (done,), _ = ray.wait(list(pending))
+            yield _fetch(partial(ray.get, done), pending.pop(done))
+
+
+BACKENDS = {"loky": _loky, "dask": _dask, "ray": _ray}
+
+
+# What lies on disk.
+
+
+class _Row(NamedTuple):
+    block: int
+    values: list[str]
+
+
+@dataclass
+class _Store:
+    provenance: list[dict] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    rows: dict[tuple[str, ...], _Row] = field(default_factory=dict)
+
+
+def _path(e: Experiment, profile: str, folder: Path | None) -> Path:
+    return Path(folder or (RESULTS if profile == "paper" else SMOKE)) / f"{e.name}.csv"
+
+
+def _identity(row: dict, columns: list[str] | dict) -> tuple[str, ...]:
+    return tuple(str(row[c]) for c in columns)
+
+
+def _commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=RESULTS, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _provenance(e: Experiment, profile: str) -> dict:
+    return {
+        "experiment": e.name,
+        "profile": profile,
+        "configuration": e.configuration(profile),
+        "key": list(e.grid[0]),
+        "moe_theory": __version__,
+        "commit": _commit(),
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+def _checksum(values: list[str]) -> str:
+    return hashlib.sha256("\x1f".join(values).encode()).hexdigest()[:12]
+
+
+def _line(values: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+def _head(provenance: dict) -> str:
+    return f"# {json.dumps(provenance)}\n"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The store, open for appending; no other run gets it before this process has let go or died."""
+    import fcntl  # not on Windows, where rows can be read but not computed
+
+    with open(path, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        except (BlockingIOError, FileNotFoundError):
+            ours = False
+        if not ours:
+            raise ValueError(f"{path}: another run is writing this store; wait until it has ended, or stop it")
+        try:
+            yield file
+        finally:
+            if not os.fstat(file.fileno()).st_size:
+                path.unlink(missing_ok=True)
+
+
+def _resume(file: BinaryIO, path: Path, e: Experiment, profile: str) -> _Store:
+    """What is stored, less a last row that a kill left unfinished."""
+    file.seek(0)
+    content = file.read()
+    end = content.rfind(b"\n") + 1
+    store = _parse(content[:end], path.name, e, profile)
+    if end < len(content):
+        LOG.warning("%s: the last row is unfinished; it is dropped and computed again", path)
+        file.truncate(end)
+    return store
+
+
+def _append(file: BinaryIO, store: _Store, provenance: dict, key: list[str], row: dict) -> None:
+    """Store one row, with the lines that must stand above it, in one write and a sync."""
+    columns = [*row, "checksum"]
+    values = [str(v) for v in row.values()]
+    if columns != (store.columns or columns):
+        raise ValueError(f"{file.name}: expected the columns {store.columns}, got {columns}")
+    if any(mark in v for v in values for mark in "\n\r"):
+        raise ValueError(f"{file.name}: expected values without line breaks, got {row}")
+    above = ""
+    if store.provenance[-1:] != [provenance]:
+        store.provenance.append(provenance)
+        above = _head(provenance)
+    if not store.columns:
+        store.columns = columns
+        above += _line(columns)
+    stored = _Row(len(store.provenance) - 1, [*values, _checksum(values)])
+    store.rows[_identity(row, key)] = stored
+    file.write((above + _line(stored.values)).encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _put_in_order(path: Path, store: _Store, grid: list[dict]) -> None:
+    """Rewrite a complete store with the rows of each block in the order of the grid, if they are not."""
+    rows = [store.rows[_identity(key, key)] for key in grid]
+    text = ""
+    for block, provenance in enumerate(store.provenance):
+        text += _head(provenance) + (_line(store.columns) if block == 0 else "")
+        text += "".join(_line(row.values) for row in rows if row.block == block)
+    if text.encode() != path.read_bytes():
+        new = path.with_suffix(".csv.new")
+        with open(new, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+
+
+def _read(path: Path, e: Experiment, profile: str) -> _Store:
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
+        raise ValueError(f"{path.name}: expected a line break after the last row; the file is truncated")
+    return _parse(content, path.name, e, profile)
+
+
+def _parse(content: bytes, file: str, e: Experiment, profile: str) -> _Store:
+    """The rows of a store; ValueError for one that is damaged or of another experiment, profile or grid."""
+    store = _Store()
+    for line in content.decode(errors="replace").split("\n")[:-1]:
+        if line.startswith("# "):
+            store.provenance.append(_parse_head(line, file, e, profile))
+        elif not store.provenance:
+            raise ValueError(f"{file}: expected a line with the provenance first, got {line!r}")
+        elif not store.columns:
+            store.columns = _parse_columns(line, file, e, store.provenance[0])
+        else:
+            values = _parse_row(line, len(store.rows) + 1, file, store.columns)
+            identity = _identity(dict(zip(store.columns, values, strict=True)), e.grid[0])
+            if identity in store.rows:
+                raise ValueError(f"{file}: row {len(store.rows) + 1} is there twice, {identity}")
+            store.rows[identity] = _Row(len(store.provenance) - 1, values)
+    _check_grid(store, file, e, profile)
+    return store
+
+
+def _parse_head(line: str, file: str, e: Experiment, profile: str) -> dict:
+    try:
+        head = json.loads(line.removeprefix("# "))
+        made_for = (head["experiment"], head.get("profile", "paper"), head["configuration"])[:2]
+    except (json.JSONDecodeError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"{file}: expected provenance with an experiment and a configuration, got {line!r}") from None
+    if made_for != (e.name, profile):
+        raise ValueError(f"{file}: expected {profile} rows of {e.name!r}, got {made_for[1]} rows of {made_for[0]!r}")
+    return head
+
+
+def _parse_columns(line: str, file: str, e: Experiment, provenance: dict) -> list[str]:
+    columns = next(csv.reader([line]))
+    if columns[-3:] != ["device", "seconds", "checksum"]:
+        raise ValueError(f"{file}: expected columns that end with device, seconds, checksum, got {columns}")
+    added = [c for c in e.grid[0] if c not in provenance.get("key", columns)]
+    removed = [c for c in provenance.get("key", ()) if c not in e.grid[0]]
+    if added or removed:
+        raise ValueError(f"{file}: made for another grid; grid columns added: {added}, removed: {removed}")
+    return columns
+
+
+def _parse_row(line: str, number: int, file: str, columns: list[str]) -> list[str]:
+    values = next(csv.reader([line]))
+    if len(values) != len(columns) or _checksum(values[:-1]) != values[-1]:
+        raise ValueError(f"{file}: row {number} does not match its checksum; it was edited or cut")
+    return values
+
+
+def _check_grid(store: _Store, file: str, e: Experiment, profile: str) -> None:
+    """Refuse rows that are not in the grid. A grid that grew is not refused: its new rows are missing."""
+    grid = {_identity(key, key) for key in e.rows(profile)}
+    extra = [dict(zip(e.grid[0], row, strict=True)) for row in store.rows if row not in grid]
+    if extra:
+        wanted = dict(zip(e.grid[0], map(set, zip(*grid, strict=True)), strict=True))
+        stored = {c: {r[c] for r in extra} for c in wanted}
+        differ = [f"{c} stored {sorted(stored[c])}, in the grid {sorted(wanted[c])}" for c in wanted]
+        raise ValueError(
+            f"{file}: made for another grid; stored rows not in the grid: {len(extra)}, the first {extra[0]}; "
+            + "; ".join(text for c, text in zip(wanted, differ, strict=True) if stored[c] - wanted[c])
+        )
+    if len(store.rows) == len(grid) and store.provenance[-1]["configuration"] != e.configuration(profile):
+        raise ValueError(
+            f"{file}: made for configuration {store.provenance[-1]['configuration']}, but the grid of {e.name!r} is "
+            f"{e.configuration(profile)}: the same rows in another order, or a provenance that was edited"
+        )

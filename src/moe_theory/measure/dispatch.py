@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from moe_theory import _validate as check
+
 
 def _labels(name: str, value) -> Int[Tensor, " n"]:
     t = torch.as_tensor(value)
@@ -12,16 +14,28 @@ def _labels(name: str, value) -> Int[Tensor, " n"]:
     return t.long()
 
 
-def dispatch_counts(cluster: Int[Tensor, " n"], expert: Int[Tensor, " n"]) -> Int[Tensor, "K M"]:
+def dispatch_counts(
+    cluster: Int[Tensor, " n"], expert: Int[Tensor, " n"], experts: int | None = None
+) -> Int[Tensor, "K M"]:
     """The table n_{k,m}: examples of cluster k sent to expert m.
 
+    Args:
+        cluster: (n,) cluster of each example.
+        expert: (n,) expert each example was sent to.
+        experts: the number M of experts; by default one more than the largest that occurs.
+
     Raises:
-        ValueError: if either argument is not a non-empty integer vector, or their lengths differ.
+        ValueError: if an argument is not a non-empty integer vector, their lengths differ, or an
+            expert is not among the M.
     """
     cluster, expert = _labels("cluster", cluster), _labels("expert", expert)
     if len(cluster) != len(expert):
         raise ValueError(f"expert: expected {len(cluster)} entries, one for each of cluster, got {len(expert)}")
     K, M = int(cluster.max()) + 1, int(expert.max()) + 1
+    if experts is not None:
+        if check.integer("experts", experts, 1) < M:
+            raise ValueError(f"experts: expected at least {M}, one more than the largest expert, got {experts}")
+        M = experts
     return torch.bincount(cluster * M + expert, minlength=K * M).reshape(K, M)
 
 

@@ -70,6 +70,11 @@ class PatchBatch(Coefficients):
             )
         return PatchBatch(**moved)
 
+    def __getitem__(self, rows: slice) -> "PatchBatch":
+        """The examples `rows` of the batch."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return PatchBatch(**{name: t if name in ("v", "c") else t[rows] for name, t in own.items()})
+
     def patch(self, role: int) -> Float[Tensor, "n d"]:
         """The patch of every example that holds `role`, undoing the shuffle."""
         at = (self.role == role).int().argmax(1)

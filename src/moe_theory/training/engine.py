@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.measure.dispatch import dispatch_entropy
+from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.tasks.patches import NOISE, SIGNAL, PatchBatch
 from moe_theory.training.variants import VARIANTS, Variant
@@ -32,8 +32,8 @@ class Run:
         seed: the seed of initialization and routing noise.
         test_accuracy: share of test examples with y F(x) > 0, in [0, 1].
         dispatch_entropy: Eq. 6.1 on the test examples, in nats.
-        history: one dict per recorded step: step, loss, test_accuracy, dispatch_entropy, and what
-            `measure` returned.
+        history: one dict per recorded step: step, loss, test_accuracy, dispatch_entropy, dispatch
+            (the counts n_km (K, M) of test examples), and what `measure` returned.
         parameters: the trained tensors by name: `theta` (d, M) and `W` (M, J, d); in the released
             variant W has a last column of biases, and both act on inputs times 10.
     """
@@ -209,13 +209,17 @@ def speed(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tensor, "M 1 
     return norm.masked_fill(norm == 0, torch.inf)[:, None, None]
 
 
-def evaluate(experts: Experts, theta, W, rng: torch.Generator, variant: Variant) -> dict[str, float]:
-    """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1) and dispatch entropy."""
+def evaluate(experts: Experts, theta, W, rng: torch.Generator, variant: Variant) -> dict:
+    """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1), dispatch entropy and table."""
     test = experts.x
     noise = uniform(len(W), test, rng) if variant.noisy_test else None
     m, _, gate, f = forward(experts, theta, W, noise, variant)
     right = test.y * gate * f > 0
-    return {"test_accuracy": float(right.double().mean()), "dispatch_entropy": dispatch_entropy(test.cluster, m)}
+    return {
+        "test_accuracy": float(right.double().mean()),
+        "dispatch_entropy": dispatch_entropy(test.cluster, m),
+        "dispatch": dispatch_counts(test.cluster, m, len(W)),
+    }
 
 
 def output_signs(filters: int, variant: Variant) -> Float[Tensor, " J"]:

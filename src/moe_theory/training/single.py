@@ -1,26 +1,36 @@
 """Training one patch CNN on the patch task, as for Tables 7 and 8 of Chen et al. (2022)."""
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import PatchBatch
-from moe_theory.training.variants import logistic_loss
+from moe_theory.training.engine import Experts, take_apart
+from moe_theory.training.variants import logistic_loss, loss_slope
 
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
 PART = 1000
 
 
+def _parts(name: str, batch: PatchBatch, model: PatchCNN, scale: float) -> list[Experts]:
+    parts = (batch[i : i + PART] for i in range(0, len(batch), PART))
+    return [Experts(take_apart(name, part, model.sigma, scale, biases=True), model.a, model.sigma) for part in parts]
+
+
+def _outputs(part: Experts, model: PatchCNN) -> Float[Tensor, " n"]:
+    """F(x) of one part: a layer of one expert that gets every example."""
+    W = torch.cat([model.w, model.b[:, None]], 1)[None]
+    return part.forward(W, torch.zeros(len(part.x.y), dtype=torch.long, device=W.device))
+
+
+def _accuracy(model: PatchCNN, parts: list[Experts]) -> float:
+    right = torch.cat([part.x.y * _outputs(part, model) > 0 for part in parts])
+    return float(right.double().mean())
+
+
 @torch.no_grad()
-def _accuracy(model: PatchCNN, batch: PatchBatch, scale: float) -> float:
-    right = [(y * model(scale * x) > 0).double().sum() for x, y in _parts(batch)]
-    return float(sum(right) / len(batch))
-
-
-def _parts(batch: PatchBatch):
-    return zip(batch.x.split(PART), batch.y.split(PART), strict=True)
-
-
 def train_single_expert(
     train: PatchBatch,
     test: PatchBatch,
@@ -59,22 +69,24 @@ def train_single_expert(
     check.positive("input_scale", input_scale)
     model = PatchCNN(train.x.shape[2], filters, activation, seed).to(train.x)
     adam = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    data, held_out = _parts("train", train, model, input_scale), _parts("test", test, model, input_scale)
     history = []
     for epoch in range(1, epochs + 1):
-        adam.zero_grad()
-        loss = 0.0
-        for x, y in _parts(train):
-            part = logistic_loss(y * model(input_scale * x)).sum() / len(train)
-            part.backward()
-            loss += part.item()
+        loss, gradient = 0.0, 0.0
+        for part in data:
+            y = part.x.y
+            margin = y * _outputs(part, model)
+            loss += float(logistic_loss(margin).sum()) / len(train)
+            gradient = gradient + part.gradient(loss_slope(margin) * y / len(train))[0]
+        model.w.grad, model.b.grad = gradient[:, :-1], gradient[:, -1]
         adam.step()
         if epoch % record_every == 0 or epoch == epochs:
             history.append(
                 {
                     "epoch": epoch,
                     "loss": loss,
-                    "train": _accuracy(model, train, input_scale),
-                    "test": _accuracy(model, test, input_scale),
+                    "train": _accuracy(model, data),
+                    "test": _accuracy(model, held_out),
                 }
             )
     return model, history
