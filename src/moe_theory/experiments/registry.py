@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moe_theory import _validate as check
-from moe_theory.experiments import algorithm1, single_expert
+from moe_theory.experiments import algorithm1, single_expert, stages
 
 PROFILES = ("paper", "smoke")
 
@@ -102,6 +102,30 @@ EXPERIMENTS = {
             "moe_descent",
             "Table 11 of Chen et al. (2022): normalized or plain descent, with and without load balancing",
             algorithm1.load_or_speed(),
+        ),
+        Experiment(
+            "exploration",
+            "Lemmas E.3 to E.8 and 5.2 of Chen et al. (2022) at T1, over sigma_0 and over d",
+            stages.exploration(),
+            stages.smoke(stages.exploration()),
+            stages.exploration_row,
+            stages.exploration_row,
+        ),
+        Experiment(
+            "outcome",
+            "Theorem 4.2 of Chen et al. (2022) as a trend in d and n",
+            stages.outcome(),
+            stages.smoke(stages.outcome()),
+            stages.outcome_row,
+            stages.outcome_row,
+        ),
+        Experiment(
+            "beyond_stopping",
+            "Algorithm 1 of Chen et al. (2022) run on for 20,000 steps, with and without load balancing",
+            stages.beyond(),
+            stages.smoke(stages.beyond()),
+            stages.beyond_row,
+            stages.beyond_live,
         ),
     )
 }
