@@ -1,0 +1,54 @@
+"""Dispatch tables n_km as text, as counts and as labels (Chen et al. 2022, Tables 4 to 6)."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from moe_theory import _validate as check
+
+
+def curves(texts: Iterable[str]) -> np.ndarray:
+    """Stored histories, numbers separated by blanks, as an array with one line for each text.
+
+    Raises:
+        ValueError: if the texts hold different numbers of entries, or there are none.
+    """
+    lines = [np.array(text.split(), float) for text in texts]
+    if len({len(line) for line in lines}) != 1:
+        raise ValueError(f"texts: expected histories of one length, got lengths {[len(line) for line in lines]}")
+    return np.stack(lines)
+
+
+def counts(text: str) -> np.ndarray:
+    """A stored dispatch table as an array (K, M): experts separated by blanks, clusters by semicolons."""
+    return np.array([line.split() for line in text.split(";")], int)
+
+
+def labels(n_km) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+    """Cluster and expert of every example of a dispatch table; `dispatch_counts` undoes it.
+
+    Args:
+        n_km: (K, M) counts >= 0.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    n_km = torch.as_tensor(n_km)
+    if n_km.ndim != 2 or n_km.is_floating_point() or n_km.is_complex() or n_km.numel() == 0 or int(n_km.min()) < 0:
+        raise ValueError(f"n_km: expected a table of counts >= 0, got {tuple(n_km.shape)} {n_km.dtype}")
+    k, m = torch.meshgrid(*map(torch.arange, n_km.shape), indexing="ij")
+    k, m = (t.flatten().repeat_interleave(n_km.flatten()) for t in (k, m))
+    return k, m
+
+
+def experts_in_use(n_km, share: float = 0.01) -> int:
+    """How many experts get at least `share` of the examples of a dispatch table (K, M).
+
+    Raises:
+        ValueError: if `share` is not > 0.
+    """
+    n_m = np.asarray(n_km).sum(0)
+    return int((n_m >= check.positive("share", share) * n_m.sum()).sum())

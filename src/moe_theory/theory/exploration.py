@@ -1,0 +1,130 @@
+"""How experts part: initialization, early growth, runaway (Chen et al. 2022, Appendices D, E.1 and F)."""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.integrate import quad
+from scipy.special import comb, ndtr
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.tasks.patches import Coefficients
+
+
+def _fraction(name: str, value: float) -> float:
+    if not 0 < value < 1:
+        raise ValueError(f"{name}: expected a number strictly between 0 and 1, got {value!r}")
+    return float(value)
+
+
+def near_tie_probability(N: int, G: float) -> float:
+    """Lemma F.1's event, exactly: `P(a2 >= (1 - G) a1)` for the two largest of N standard normals.
+
+    Given the second largest, b > 0, the largest is a normal conditioned to exceed b, so this is
+    `N (N-1) int_0^inf rho(b) Phi(b)^(N-2) (Phi(b / (1-G)) - Phi(b)) db`.
+
+    Args:
+        N: number of draws, at least 2.
+        G: relative gap, strictly between 0 and 1.
+
+    Raises:
+        ValueError: for an argument outside its range.
+    """
+    check.integer("N", N, 2)
+    _fraction("G", G)
+
+    def integrand(b):
+        rho = math.exp(-b * b / 2) / math.sqrt(2 * math.pi)
+        return rho * ndtr(b) ** (N - 2) * (ndtr(-b) - ndtr(-b / (1 - G)))
+
+    return N * (N - 1) * quad(integrand, 0, 12, epsabs=0, epsrel=1e-10, limit=400, points=[1, 2, 4])[0]
+
+
+def near_tie_bound(N: int, G: float) -> float:
+    """`2 G log N / (1 - G)^2`: the bound of chapter 04 on `near_tie_probability`, for N >= 3.
+
+    Raises:
+        ValueError: for an argument outside its range.
+    """
+    return 2 * _fraction("G", G) * math.log(check.integer("N", N, 3)) / (1 - G) ** 2
+
+
+def coverage_probability(K: int, M: int) -> float:
+    """The chance that none of K sets M_k is empty when each of M experts joins one at random (Lemma D.4).
+
+    Inclusion and exclusion: `sum_j (-1)^j binom(K, j) (1 - j/K)^M`.
+
+    Raises:
+        ValueError: for an argument outside its range.
+    """
+    check.integer("K", K, 1)
+    check.integer("M", M, 1)
+    j = np.arange(K + 1)
+    return float(((-1.0) ** j * comb(K, j, exact=False) * (1 - j / K) ** M).sum())
+
+
+def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
+    """The repaired Lemma F.2: `y_t <= y_0 (1 + G) / (G - jump)` for all t.
+
+    It holds for positive sequences with `x_{t+1} >= x_t + tau_t x_t^2`, `y_{t+1} <= y_t + S tau_t y_t^2`
+    and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`.
+
+    Args:
+        y_0: start of the sequence that is behind, > 0.
+        G: relative lead of the other one, > 0.
+        jump: largest step of x over x_0, at least 0 and below G.
+
+    Raises:
+        ValueError: for an argument outside its range.
+    """
+    check.positive("y_0", y_0)
+    check.positive("G", G)
+    if not 0 <= jump < G:
+        raise ValueError(f"jump: expected a number in [0, G) with G={G!r}, got {jump!r}")
+    return y_0 * (1 + G) / (G - jump)
+
+
+def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: int = 4000) -> Float[Tensor, " N"]:
+    """Where the race `dx = c x^2 dtau` stands when the racers have come `path` together.
+
+    Normalized descent fixes the length of an expert's path, not its time: the race has run until
+    `int |dx| = path`, with |.| the Euclidean norm. In tau it is solved by `1/x = 1/x_0 - c tau`.
+
+    Args:
+        x_0: starts; those that are not positive stay where they are (they only crawl towards 0).
+        c: rates, > 0.
+        path: length of the path, > 0.
+        steps: points at which the length is summed, closer together towards the blow-up.
+
+    Raises:
+        ValueError: if no start is positive, or for a path that is not.
+    """
+    check.positive("path", path)
+    runs = x_0 > 0
+    if not runs.any():
+        raise ValueError(f"x_0: expected at least one positive start, got {x_0}")
+    pace = (c * x_0)[runs]
+    leader = pace.argmax()
+    farthest = 1 + path / x_0[runs][leader]  # by this factor the leader alone would have come `path`
+    grown = torch.logspace(0, math.log10(farthest), steps, dtype=torch.float64)
+    elapsed = (1 - 1 / grown) / pace[leader]
+    x = x_0[runs] / (1 - pace * elapsed[:, None])
+    length = torch.cat([x.new_zeros(1), (x[1:] - x[:-1]).norm(dim=1).cumsum(0)])
+    end = x_0.clone()
+    end[runs] = x[int((length <= path).sum()) - 1]
+    return end
+
+
+def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
+    """The rates c_k at which a cubic expert learns the signals of a sample (Lemma E.5 without its O's).
+
+    `c_k = 1/n (sum_{i in Omega_k} alpha_i^3 + sum_{i: k'_i = k} y_i epsilon_i gamma_i^3)`, with
+    expectation E[alpha^3]/K: while routing is uniform and the outputs are small, the mean gradient
+    along v_k is `-c_k sigma'(<w, v_k>) / (2 M^2)`, plus what the noise patches add.
+    """
+    K = int(batch.cluster.max()) + 1
+    own = torch.bincount(batch.cluster, batch.alpha**3, minlength=K)
+    foreign = torch.bincount(batch.other, batch.y * batch.epsilon * batch.gamma**3, minlength=K)
+    return ((own + foreign) / len(batch)).to(batch.alpha)
