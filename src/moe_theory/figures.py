@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 
 #: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
 COLORS = {
@@ -70,6 +71,13 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 
 def legend_above(figure: Figure, axes, columns: int = 2) -> None:
     """Put the legend of `axes` above the figure, where it covers no data."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncol=columns)
+
+
+def plain_ticks(axis, values) -> None:
+    """Ticks at `values` only, written as plain numbers, on a logarithmic axis; call it after plotting."""
+    axis.set_major_locator(FixedLocator(values))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def _caption(text: str) -> str:
