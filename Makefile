@@ -40,8 +40,8 @@ outputs: $(READY)  ## execute the chapters and store outputs and ledger in the t
 site: $(READY)  ## the publishable tree in _build/site; REPOSITORY=owner/name adds "open in Colab"
 	@$(BIN)/python book/publish.py $(if $(REPOSITORY),--repository $(REPOSITORY))
 
-bench: $(READY)  ## measure speed, as ratios within one run
-	@$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only
+bench: $(READY)  ## measure speed, as ratios within one run, and store it for the page on speed
+	@$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-columns=min,median,iqr,rounds
 
 lint: $(READY)  ## ruff, as pre-commit runs it
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -62,7 +62,7 @@ def dependencies(notebook: Path) -> set[Path]:
         fresh = set().union(*map(_files_of, todo)) - files
         files |= fresh
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
-    rows = {r for r in (PACKAGE / "results").glob("*.csv") if f'"{r.stem}"' in code}
+    rows = {r for r in (PACKAGE / "results").iterdir() if f'"{r.stem}"' in code or f'"{r.name}"' in code}
     return {notebook, ROOT / "requirements.lock", PACKAGE / "claims.yml"} | files | rows
 
 

@@ -33,8 +33,10 @@ def test_no_myst_is_left(path, refs):
         if cell.cell_type == "markdown":
             assert not MYST.search(cell.source), cell.source
     text = "\n".join(c.source for c in after.cells)
-    assert "> **Theorem" in text or "> **Definition" in text
-    assert "<details><summary>Solution</summary>" in text and "\\tag{1}" in text
+    assert "\\tag{1}" in text
+    if path.name[0].isdigit():
+        assert "> **Theorem" in text or "> **Definition" in text
+        assert "<details><summary>Solution</summary>" in text
 
 
 def test_plain_forms(refs):

@@ -1,0 +1,53 @@
+"""One thread, and one file for what the suite measures: `src/moe_theory/results/speed.json`."""
+
+import json
+import math
+from pathlib import Path
+
+import machine
+import pytest
+import torch
+
+SPEED = Path(__file__).parents[1] / "src" / "moe_theory" / "results" / "speed.json"
+SECTIONS = {"steps", "growth", "floor", "ceilings", "work", "throughput", "one_run_on_all_cores"}
+DIGITS = 4
+
+torch.set_num_threads(1)
+
+
+def rounded(value):
+    """Nested numbers with four significant digits, so that two files differ where the machine does."""
+    if isinstance(value, dict):
+        return {key: rounded(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    if isinstance(value, float):
+        short = float(f"{value:.{DIGITS}g}")
+        return int(short) if short.is_integer() else short
+    return value
+
+
+@pytest.fixture(scope="session")
+def record(request):
+    """Nested dicts that the tests fill; written when a run with timing has filled every section."""
+    described = {"machine": machine.describe(), "code": machine.code()}
+    sections = {}
+    yield sections
+    complete = sections.keys() == SECTIONS and not request.session.testsfailed
+    if complete and request.config.getoption("benchmark_enable"):
+        SPEED.write_text(json.dumps(rounded({**described, **sections}), indent=1, sort_keys=True) + "\n")
+
+
+@pytest.fixture
+def seconds(benchmark):
+    """`seconds(function, rounds)`: the median time of a call.
+
+    `before` is called before each round, unclocked. Without `--benchmark-enable` the function is
+    called once and the answer is NaN.
+    """
+
+    def timed(function, rounds, before=None):
+        benchmark.pedantic(function, rounds=rounds, warmup_rounds=3, setup=before)
+        return benchmark.stats.stats.median if benchmark.stats else math.nan
+
+    return timed
