@@ -1,0 +1,131 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from moe_theory.experiments.stages import spread
+from moe_theory.measure.inner import expert_errors, inner_products, professions
+from moe_theory.models.experts import patch_cnn
+from moe_theory.models.moe import PatchMoE
+from moe_theory.tasks.patches import PatchTask
+from moe_theory.theory.exploration import (
+    coverage_probability,
+    growth_rates,
+    near_tie_bound,
+    near_tie_probability,
+    race,
+    runaway_bound,
+)
+from moe_theory.training import expert_gradient
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize(("N", "G"), [(2, 0.3), (8, 0.1), (64, 0.02)])
+def test_near_ties_against_sampling(N, G):
+    two = np.sort(np.random.default_rng(N).normal(size=(100_000, N)), axis=1)[:, -2:]
+    p = near_tie_probability(N, G)
+    assert np.mean(two[:, 0] >= (1 - G) * two[:, 1]) == pytest.approx(p, abs=4 * np.sqrt(p * (1 - p) / 1e5))
+
+
+@pytest.mark.parametrize("N", [3, 10, 100, 10_000])
+@pytest.mark.parametrize("G", [1e-5, 0.01, 0.2, 0.7])
+def test_near_ties_stay_below_the_bound_which_is_of_the_right_order(N, G):
+    assert near_tie_probability(N, G) <= near_tie_bound(N, G)
+    if N >= 100 and G <= 0.01:
+        assert near_tie_probability(N, G) > near_tie_bound(N, G) / 3  # a third of the constant would be wrong
+
+
+def test_coverage_by_enumeration():
+    K, M = 3, 6
+    full = np.mean([len(set(draw)) == K for draw in itertools.product(range(K), repeat=M)])
+    assert coverage_probability(K, M) == pytest.approx(full, abs=1e-12)
+    assert coverage_probability(5, 4) == pytest.approx(0, abs=1e-12) and coverage_probability(1, 1) == 1
+
+
+def test_runaway_bound_holds_and_is_nearly_reached():
+    rng, fullest = np.random.default_rng(0), 0.0
+    for G, S, share in itertools.product((0.05, 0.5, 2.0), (0.5, 1.5), (0.01, 0.7)):
+        x, y, jump = S * (1 + G), 1.0, share * G
+        x_0 = x
+        for _ in range(3000):
+            tau = rng.random() * jump * x_0 / x**2
+            x, y = x + tau * x**2, y + S * tau * y**2
+            assert y <= runaway_bound(1.0, G, jump)
+        fullest = max(fullest, y / runaway_bound(1.0, G, jump))
+    assert fullest > 0.95  # 95% of the bound would be refuted
+
+
+def test_race_solves_its_equation_and_has_the_given_length():
+    x_0 = torch.tensor([1.0, 0.9, -0.5, 0.3], dtype=F64)
+    c = torch.tensor([1.0, 1.05, 1.0, 2.0], dtype=F64)
+    x, length = x_0.clone(), 0.0
+    while length < 3.0:
+        move = 1e-5 * torch.where(x > 0, c * x**2, 0) / (c * x**2)[x > 0].norm()
+        x, length = x + move, length + float(move.norm())
+    end = race(x_0, c, 3.0, steps=20_000)
+    assert (end - x).abs().max() < 2e-3 and end[2] == x_0[2]
+
+
+def test_growth_rates_are_those_of_the_mean_gradient():
+    """The gradient along v_k of an expert that sees only its signals, at uniform routing and small outputs."""
+    M, task = 4, PatchTask(K=3, P=3, d=10, seed=2)
+    batch = task.sample(400, 3, F64)
+    W = 1e-4 * torch.randn(M, 2, 10, generator=torch.Generator().manual_seed(0), dtype=F64)
+    pi, f = torch.full((400, M), 1 / M, dtype=F64), torch.zeros(400, dtype=F64)
+    everyone = [expert_gradient(batch.x, batch.y, torch.full((400,), m), pi, f, W, _cubic()) for m in range(M)]
+    along_v = torch.stack(everyone).mean(0) @ task.v.T
+    expected = -growth_rates(batch) / (2 * M**2) * 3 * (W @ task.v.T) ** 2
+    assert (along_v - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+def _cubic():
+    return PatchMoE(2, 1, 1).sigma
+
+
+def test_professions_inner_products_and_errors_by_hand():
+    task = PatchTask(K=3, d=12, seed=1)
+    batch = task.sample(90, 4, F64)
+    model = PatchMoE(12, 4, 2, "cubic", 0.5, 3, F64)
+    theta = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    k, j = professions(model.W.data, batch.v)
+    found = inner_products({"theta": theta, "W": model.W.data}, batch)
+    errors = expert_errors(model, batch)
+    for m, W in enumerate(model.W.data):
+        products = {(a, b): float(batch.v[a] @ W[b]) for a in range(3) for b in range(2)}
+        assert max(products, key=products.get) == (int(k[m]), int(j[m]))
+        for a in range(3):
+            assert found["expert_v"][m, a] == pytest.approx(max(products[a, b] for b in range(2)))
+            assert found["router_c"][m, a] == pytest.approx(float(theta[:, m] @ batch.c[a]))
+            on = batch.cluster == a
+            wrong = batch.y[on] * patch_cnn(batch.x[on], W, model.sigma) <= 0
+            assert errors[m, a] == pytest.approx(float(wrong.double().mean()))
+
+
+def test_spread_compares_experts_of_one_profession_only():
+    task = PatchTask(K=2, d=6, seed=0)
+    batch = task.sample(30, 1, F64)
+    theta = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    h = batch.x.sum(1) @ theta
+    by_hand = (h[batch.cluster == 0][:, 0] - h[batch.cluster == 0][:, 2]).abs().max()
+    assert spread({"theta": theta}, batch, torch.tensor([0, 1, 0])) == pytest.approx(float(by_hand))
+    assert spread({"theta": theta}, batch, torch.tensor([0, 1, 1])) != pytest.approx(float(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: near_tie_probability(1, 0.1), "N"),
+        (lambda: near_tie_probability(5, 1.0), "G"),
+        (lambda: near_tie_bound(2, 0.1), "N"),
+        (lambda: coverage_probability(0, 3), "K"),
+        (lambda: runaway_bound(-1.0, 0.1), "y_0"),
+        (lambda: runaway_bound(1.0, 0.1, 0.1), "jump"),
+        (lambda: race(torch.tensor([-1.0]), torch.tensor([1.0]), 1.0), "x_0"),
+        (lambda: race(torch.tensor([1.0]), torch.tensor([1.0]), 0.0), "path"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        call()
