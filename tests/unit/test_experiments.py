@@ -113,7 +113,7 @@ def test_smoke_profiles_run(name, tmp_path):
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 2 + len(EXPERIMENTS[name].smoke)
 
 
-@pytest.mark.parametrize("name", ["single_expert", "moe_tables"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_stored_rows_are_whole(name):
     rows = experiments.load(name)
     assert len(rows) == len(EXPERIMENTS[name].grid) and not rows.isna().any().any()
@@ -123,11 +123,27 @@ def test_stored_rows_are_whole(name):
     ("name", "which", "columns"),
     [
         ("single_expert", dict(setting="setting 2", activation="linear", input_scale=10, seed=1), ["prefix_test"]),
+        ("single_expert_wide", dict(setting="setting 2", activation="cubic", filters=512, seed=0), ["prefix_test"]),
         (
             "moe_tables",
-            dict(variant="as written", activation="linear", seed=2),
+            dict(setting="setting 4", variant="as written", activation="linear", seed=2),
             ["prefix_test", "prefix_loss"],
         ),
+        ("moe_longer", dict(setting="setting 3", seed=7), ["prefix_test", "prefix_loss"]),
+        ("moe_balanced", dict(setting="setting 2", variant="released", seed=3), ["prefix_test", "prefix_loss"]),
+        (
+            "moe_same_start",
+            dict(variant="as written", experts=8, balance=0.03, seed=1),
+            ["prefix_test", "prefix_loss"],
+        ),
+        (
+            "moe_descent",
+            dict(variant="released", normalized=True, balance=0.01, seed=4),
+            ["prefix_test", "prefix_loss"],
+        ),
+        ("exploration", dict(scan="sigma_0", sigma_0=0.1, seed=5), ["winner", "other_features", "routing"]),
+        ("outcome", dict(scan="d, sigma_0 = d^-1/3", d=64, seed=2), ["predicted", "empty"]),
+        ("beyond_stopping", dict(balance=0.01, seed=1), ["first_test", "first_loss"]),
     ],
 )
 def test_stored_rows_tell_the_truth(name, which, columns):
