@@ -118,11 +118,11 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: i
 
 
 def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
-    """The rates c_k at which a cubic expert learns the signals of a sample (Lemma E.5 without its O's).
+    """The rates nu_k at which a cubic expert learns the signals of a sample (Lemma E.5 without its O's).
 
-    `c_k = 1/n (sum_{i in Omega_k} alpha_i^3 + sum_{i: k'_i = k} y_i epsilon_i gamma_i^3)`, with
+    `nu_k = 1/n (sum_{i in Omega_k} alpha_i^3 + sum_{i: k'_i = k} y_i epsilon_i gamma_i^3)`, with
     expectation E[alpha^3]/K: while routing is uniform and the outputs are small, the mean gradient
-    along v_k is `-c_k sigma'(<w, v_k>) / (2 M^2)`, plus what the noise patches add.
+    along v_k is `-nu_k sigma'(<w, v_k>) / (2 M^2)`, plus what the noise patches add.
     """
     K = int(batch.cluster.max()) + 1
     own = torch.bincount(batch.cluster, batch.alpha**3, minlength=K)
