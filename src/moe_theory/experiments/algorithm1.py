@@ -58,6 +58,16 @@ def same_start() -> list[dict]:
     ]
 
 
+def control() -> list[dict]:
+    """What Table 10 needs beside it: random starts at its coefficients, both starts at smaller ones; released, M = 8."""
+    cells = [(False, b) for b in (1e-4, 1e-3, 0.01, 0.03, 0.1)] + [(True, b) for b in (0.0, 1e-4, 1e-3)]
+    return [
+        _key("setting 1", "released", "cubic", seed, balance=balance, same_start=same)
+        for seed in SEEDS
+        for same, balance in cells
+    ]
+
+
 def load_or_speed() -> list[dict]:
     """Table 11: 32 cubic experts, normalized or plain descent, with and without the load-balancing loss.
 

@@ -99,6 +99,12 @@ EXPERIMENTS = {
         ),
         _of(
             algorithm1,
+            "moe_control",
+            "Beside Table 10: random and equal starts over the coefficient of the load-balancing loss, released variant",
+            algorithm1.control(),
+        ),
+        _of(
+            algorithm1,
             "moe_descent",
             "Table 11 of Chen et al. (2022): normalized or plain descent, with and without load balancing",
             algorithm1.load_or_speed(),
