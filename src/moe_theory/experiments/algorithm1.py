@@ -59,7 +59,7 @@ def same_start() -> list[dict]:
 
 
 def control() -> list[dict]:
-    """What Table 10 needs beside it: random starts at its coefficients, both starts at smaller ones; released, M = 8."""
+    """Beside Table 10: random starts at its coefficients, both starts at smaller ones; released, M = 8."""
     cells = [(False, b) for b in (1e-4, 1e-3, 0.01, 0.03, 0.1)] + [(True, b) for b in (0.0, 1e-4, 1e-3)]
     return [
         _key("setting 1", "released", "cubic", seed, balance=balance, same_start=same)

@@ -100,7 +100,7 @@ EXPERIMENTS = {
         _of(
             algorithm1,
             "moe_control",
-            "Beside Table 10: random and equal starts over the coefficient of the load-balancing loss, released variant",
+            "Beside Table 10: random and equal starts over the coefficient of the balancing loss, released variant",
             algorithm1.control(),
         ),
         _of(
