@@ -107,7 +107,7 @@ def grouped(m: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 class Experts:
     """M patch CNNs `f_m(x) = sum_j a_j sum_p sigma(<w_mj, x_p> + b_mj)` on examples that chose one each.
 
-    Biases, if any, are a last column of W. The two large tensors are allocated once: asking the
+    Biases, if any, are a last column of W. The large tensors are allocated once: asking the
     system for fresh memory in every step costs as much as the arithmetic.
 
     Args:
@@ -119,6 +119,7 @@ class Experts:
     def __init__(self, x: Parts, a: Float[Tensor, " J"], sigma: Activation):
         self.x, self.a, self.sigma = x, a, sigma
         self.rows = torch.empty_like(x.dense)
+        self.Z = self.S = None
 
     def forward(self, W: Float[Tensor, "M J D"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """`f_{m_i}(x_i)`; keeps what `gradient` needs."""
@@ -128,17 +129,20 @@ class Experts:
         torch.index_select(self.x.dense, 0, self.order, out=self.rows)
         sizes = (Q * torch.bincount(m, minlength=M)).tolist()
         self.patches = self.rows.view(-1, D).split(sizes)
-        if not hasattr(self, "Z"):
-            self.Z = self.rows.new_empty(Q * len(m), J)
+        if self.Z is None:
+            self.Z, self.S = self.rows.new_empty(2, Q * len(m), J)
         for w, xi, z in zip(W, self.patches, self.Z.split(sizes), strict=True):
             torch.mm(xi, w.T, out=z)
-        dense = (self.sigma.value(self.Z) @ self.a).view(len(m), -1).sum(1)
+        p = self.sigma.degree
+        answers = self.sigma.value(self.Z) if p is None else torch.pow(self.Z, p, out=self.S)
+        dense = (answers @ self.a).view(len(m), -1).sum(1)
         return self._known().index_add_(0, self.order, dense)
 
     def gradient(self, weight: Float[Tensor, " n"]) -> Float[Tensor, "M J D"]:
         """The gradient of `sum_i weight_i f_{m_i}(x_i)` in W."""
-        S = self.sigma.slope(self.Z)
-        S.view(len(weight), -1, len(self.a)).mul_(weight.index_select(0, self.order)[:, None, None])
+        p, scale = self.sigma.degree, weight.index_select(0, self.order)
+        S = self.sigma.slope(self.Z) if p is None else torch.pow(self.Z, p - 1, out=self.S)
+        S.view(len(weight), -1, len(self.a)).mul_((scale * (p or 1))[:, None, None])
         per_expert = zip(S.split([len(xi) for xi in self.patches]), self.patches, strict=True)
         to_W = torch.stack([s.T @ xi for s, xi in per_expert])
         return to_W.add_(self._known_gradient(weight)).mul_(self.a[:, None])
