@@ -82,7 +82,7 @@ EXPERIMENTS = {
         _of(
             algorithm1,
             "moe_longer",
-            "Linear experts of Algorithm 1 as written, four times as long",
+            "Algorithm 1 as written, longer: linear experts in setting 1, cubic ones in setting 3",
             algorithm1.longer(),
         ),
         _of(
