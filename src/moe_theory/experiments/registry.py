@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moe_theory import _validate as check
-from moe_theory.experiments import algorithm1, single_expert, stages
+from moe_theory.experiments import algorithm1, rates, single_expert, stages
 
 PROFILES = ("paper", "smoke")
 
@@ -132,6 +132,14 @@ EXPERIMENTS = {
             stages.smoke(stages.beyond()),
             stages.beyond_row,
             stages.beyond_live,
+        ),
+        Experiment(
+            "voronoi_lse",
+            "Figure 1 of Nguyen et al. (2025) by its least squares estimator, with its errors taken apart",
+            rates.lse(),
+            rates.smoke(rates.lse()),
+            rates.lse_row,
+            rates.lse_row,
         ),
     )
 }

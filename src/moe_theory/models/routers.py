@@ -1,10 +1,71 @@
 """Routers, and the rules that select experts from their logits."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
+
+
+ROUTERS = ("linear", "cosine", "perturbed")
+
+
+def _nonzero(name: str, norms: Tensor) -> Tensor:
+    zeros = int((norms == 0).sum())
+    if zeros:
+        raise ValueError(f"{name}: expected no zero vectors, where the cosine is not defined, got {zeros}")
+    return norms
+
+
+@dataclass(frozen=True)
+class Router:
+    """A rule for scores: linear, cosine (Eq. 2) or perturbed cosine (Eq. 8).
+
+    Args:
+        kind: "linear" (`s = beta1`, `u = x`), "cosine" (both normalized) or "perturbed" (both divided
+            by their norm plus tau).
+        tau: the paper's tau_1 = tau_2, > 0; only the perturbed router reads it.
+
+    Raises:
+        ValueError: for another kind or a tau that is not positive.
+    """
+
+    kind: str = "perturbed"
+    tau: float = 0.1
+
+    def __post_init__(self):
+        check.choice("kind", self.kind, ROUTERS)
+        check.positive("tau", self.tau)
+
+    def _scaled(self, name: str, v: Tensor) -> Tensor:
+        if self.kind == "linear":
+            return v
+        norm = v.norm(dim=-1, keepdim=True)
+        return v / (_nonzero(name, norm) if self.kind == "cosine" else norm + self.tau)
+
+    def embedding(self, beta1: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """s(beta1); ValueError for a zero vector given to the cosine router."""
+        return self._scaled("beta1", beta1)
+
+    def feature(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """u(x); ValueError for a zero vector given to the cosine router."""
+        return self._scaled("x", x)
+
+    def preimage(self, s: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """A beta1 with `embedding(beta1) = s`: the only one, or for the cosine router the one of norm 1.
+
+        Raises:
+            ValueError: where there is none: |s| must be below 1 for the perturbed router, 1 for the cosine.
+        """
+        norm = s.norm(dim=-1, keepdim=True)
+        if self.kind == "perturbed" and (norm >= 1).any():
+            raise ValueError(f"s: the perturbed router reaches norms below 1, got {float(norm.max()):.6g}")
+        if self.kind == "cosine" and (norm - 1).abs().max() > 1e-9:
+            raise ValueError(f"s: the cosine router reaches norm 1 only, got {norm.flatten().tolist()}")
+        return self.tau * s / (1 - norm) if self.kind == "perturbed" else s
 
 
 class LinearRouter(nn.Module):
@@ -27,6 +88,44 @@ class LinearRouter(nn.Module):
     def forward(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
         """The noiseless logits h of n examples."""
         return x.sum(1) @ self.theta
+
+
+class CosineRouter(nn.Module):
+    """Scores `cos(beta1_i, x) + beta0_i` (Nguyen et al. 2025, Eq. 2).
+
+    Args:
+        d: dimension of an input.
+        experts: number k of experts.
+        seed: draws `beta1` with standard deviation `1/sqrt(d)`; `beta0` starts at zero.
+
+    Attributes:
+        beta1: (k, d); beta0: (k,).
+    """
+
+    rule = Router("cosine")
+
+    def __init__(self, d: int, experts: int, seed: int = 0, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        check.integer("d", d, 1), check.integer("experts", experts, 1)
+        rng = torch.Generator().manual_seed(seed)
+        self.beta1 = nn.Parameter(torch.randn(experts, d, generator=rng, dtype=dtype) / math.sqrt(d))
+        self.beta0 = nn.Parameter(torch.zeros(experts, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
+        """Logits of inputs; ValueError for a zero vector among inputs or embeddings."""
+        return self.rule.feature(x) @ self.rule.embedding(self.beta1).mT + self.beta0
+
+
+class PerturbedCosineRouter(CosineRouter):
+    """Scores `<beta1_i, x> / ((|beta1_i| + tau) (|x| + tau)) + beta0_i` (Nguyen et al. 2025, Eq. 8).
+
+    Args:
+        tau: the paper's tau_1 = tau_2, > 0; the others as in `CosineRouter`.
+    """
+
+    def __init__(self, d: int, experts: int, tau: float = 0.1, seed: int = 0, dtype: torch.dtype = torch.float32):
+        super().__init__(d, experts, seed, dtype)
+        self.rule = Router("perturbed", tau)
 
 
 def top1_noisy(h: Float[Tensor, "*batch M"], noise: Float[Tensor, "*batch M"] | None = None) -> Int[Tensor, "*batch"]:

@@ -1,0 +1,130 @@
+"""How fast routers and experts are learned (Nguyen et al. 2025, Figures 1 and 2, Theorems 1 and 3).
+
+Two procedures: the estimator of Eq. 3, and the paper's own (E.1: ten epochs of stochastic gradient
+descent at rate 0.1 from near the truth). Two truths: the paper's, whose last two routers are zero, and
+the same one with none set to zero, to which the theory of the cosine router applies.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from moe_theory.measure.voronoi import error_parts, voronoi_loss
+from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profile, preactivations, regression_function
+from moe_theory.models.routers import Router
+from moe_theory.tasks.regression import sample_regression, uniform_inputs
+from moe_theory.training.least_squares import least_squares
+
+SIZES = (1_000, 2_154, 4_642, 10_000, 21_544, 46_416, 100_000)
+REPETITIONS, D, K, TRUTH_SEED = 20, 32, 8, 0
+NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
+N_FAR = 10_000  # at this n the regular truth is also fitted from a far start
+N_FRESH = 20_000  # inputs on which the error of the regression function is measured
+
+
+def lse() -> list[dict]:
+    """Figure 1's estimator: both truths, exact- and over-specified; the linear router for the regular truth."""
+    regular = [dict(truth="regular", router=r) for r in ("cosine", "perturbed", "linear")]
+    paper = [dict(truth="paper", router=r) for r in ("cosine", "perturbed")]
+    keys = [dict(**key, k=k) for key in (*regular, *paper) for k in (K, K + 1)]
+    return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
+
+
+def smoke(grid: list[dict]) -> list[dict]:
+    """Two rows of a grid with few examples."""
+    return [{**key, "n": 700} for key in grid[:2]]
+
+
+def truth(name: str) -> MixingMeasure:
+    """The true measure of E.1: 8 experts in d = 32; "paper" sets routers 7 and 8 to zero, "regular" does not."""
+    G = draw_measure(K, D, TRUTH_SEED, router_scale=0.1)
+    if name == "regular":
+        return G
+    last = torch.arange(K) >= 6
+    return G.with_(beta0=G.beta0.masked_fill(last, 0), beta1=G.beta1.masked_fill(last[:, None], 0))
+
+
+def true_function(G: MixingMeasure, router: Router, expert: str, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """f_G, where the cosine with a zero vector counts as 0, the convention of numerical libraries."""
+    zero = (G.beta1 == 0).all(1)
+    if router.kind != "cosine" or not zero.any():
+        return regression_function(G, x, router, expert)
+    s = torch.zeros_like(G.beta1)
+    s[~zero] = router.embedding(G.beta1[~zero])
+    pi = torch.softmax(router.feature(x) @ s.T + G.beta0, -1)
+    return (pi * expert_profile(expert).value(preactivations(G, x))).sum(-1)
+
+
+def near(G: MixingMeasure, k: int, scale: float, seed: int) -> tuple[MixingMeasure, Int[Tensor, " k"]]:
+    """A start of k atoms about G, and the atom of G each comes from; atoms beyond those of G split one in two.
+
+    Every parameter moves by `scale` times the standard deviation it has in the truth of E.1.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    cell = torch.arange(k)
+    for extra in range(len(G), k):
+        cell[extra] = int(torch.randint(len(G), (1,), generator=rng))
+    unit = scale / math.sqrt(G.d)
+    move = unit * torch.randn(k, 2 * G.d + 2, generator=rng, dtype=G.eta.dtype)
+    weight = G.beta0[cell] - torch.bincount(cell)[cell].to(G.eta).log()
+    beta1 = G.beta1[cell] + 0.1 * move[:, 1 : G.d + 1]
+    return MixingMeasure(weight + 0.1 * move[:, 0], beta1, G.eta[cell] + move[:, G.d + 1 :]), cell
+
+
+def normalized(G: MixingMeasure, G_star: MixingMeasure) -> MixingMeasure:
+    """G with its beta0 shifted so that its total weight is that of G_star: the shift changes no function."""
+    return G.with_(beta0=G.beta0 - G.beta0.logsumexp(0) + G_star.beta0.logsumexp(0))
+
+
+def losses(G: MixingMeasure, G_star: MixingMeasure) -> dict[str, float]:
+    """The paper's Voronoi losses of the parameters as they stand."""
+    return {name: voronoi_loss(G, G_star, kind) for name, kind in (("L1", "L1r"), ("L2", "L2"), ("L3", "L3"))}
+
+
+def rounded(values: dict) -> dict:
+    """Numbers with six significant digits, as the stores keep them."""
+    return {name: float(f"{v:.6g}") if isinstance(v, float) else v for name, v in values.items()}
+
+
+def parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:
+    """`error_parts`; under the cosine router over the atoms whose router is not zero in the truth."""
+    if router.kind != "cosine" or (G_star.beta1 != 0).any(1).all():
+        return error_parts(G, G_star, router, cell)
+    good = (G_star.beta1 != 0).any(1)
+    kept, number = good[cell], good.long().cumsum(0) - 1
+    return error_parts(_atoms(G, kept), _atoms(G_star, good), router, number[cell[kept]])
+
+
+def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
+    return MixingMeasure(G.beta0[which], G.beta1[which], G.eta[which])
+
+
+def lse_row(key: dict) -> dict:
+    """The estimator on one data set, from a near start; at n = 10,000 and the regular truth the better of two."""
+    G, router, n = truth(key["truth"]), Router(key["router"]), key["n"]
+
+    def f(x: Tensor) -> Tensor:
+        return true_function(G, router, "relu", x)
+
+    x, y = sample_regression(f, n, D, 1 + key["rep"])
+    scales = (NEAR, FAR) if n == N_FAR and key["truth"] == "regular" else (NEAR,)
+    starts = [near(G, key["k"], scale, 1000 + key["rep"]) for scale in scales]
+    B = len(starts)
+    found = least_squares(x.expand(B, n, D), y.expand(B, n), [start for start, _ in starts], router, radius=1.0)
+    best = int(found.sse.argmin())
+    end, cell = normalized(found.G[best], G), starts[best][1]
+    fresh = uniform_inputs(N_FRESH, D, 999)
+    error = regression_function(end, fresh, router) - f(fresh)
+    values = dict(
+        start=("near", "far")[best],
+        steps=int(found.steps[best]),
+        converged=bool(found.converged[best]),
+        sse=float(found.sse[best]),
+        sse_near=float(found.sse[0]),
+        sse_truth=float((y - f(x)).square().sum()),
+        regression=float(error.square().mean().sqrt()),
+        at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
+    )
+    return rounded(values | losses(end, G) | parts(end, G, router, cell))

@@ -1,0 +1,103 @@
+"""The regression MoE of Nguyen et al. (2025): a softmax of router scores times experts `phi(a.x + b)`.
+
+A parameter set is a mixing measure `G = sum_i exp(beta0_i) delta_(beta1_i, eta_i)`. All three routers
+score an input by `<s(beta1), u(x)> + beta0`; they differ in the embedding s and the feature u.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.experts import ACTIVATIONS, Activation
+from moe_theory.models.routers import Router
+
+#: Profiles phi of the experts `h(x, (a, b)) = phi(a.x + b)`.
+EXPERTS = {
+    **{name: ACTIVATIONS[name] for name in ("linear", "relu", "tanh", "gelu", "cubic")},
+    "quadratic": Activation(lambda z: z * z, lambda z: 2 * z, 2),
+}
+
+
+@dataclass(frozen=True)
+class MixingMeasure:
+    """`G = sum_i exp(beta0_i) delta_(beta1_i, eta_i)`, `eta_i = (a_i, b_i)`.
+
+    Args:
+        beta0: (k,) log-weights.
+        beta1: (k, d) router vectors.
+        eta: (k, d + 1) experts, the bias b in the last column.
+
+    Raises:
+        ValueError: for shapes that do not match, k below 1 or numbers that are not finite.
+    """
+
+    beta0: Float[Tensor, " k"]
+    beta1: Float[Tensor, "k d"]
+    eta: Float[Tensor, "k q"]
+
+    def __post_init__(self):
+        shapes = [tuple(t.shape) for t in (self.beta0, self.beta1, self.eta)]
+        k, d = (*shapes[1], 0, 0)[:2]
+        if k < 1 or shapes != [(k,), (k, d), (k, d + 1)]:
+            raise ValueError(f"G: expected beta0 (k,), beta1 (k, d), eta (k, d + 1), got {shapes}")
+        for name in ("beta0", "beta1", "eta"):
+            check.finite(name, getattr(self, name))
+
+    def __len__(self) -> int:
+        return len(self.beta0)
+
+    @property
+    def d(self) -> int:
+        """Dimension of the inputs."""
+        return self.beta1.shape[1]
+
+    def atoms(self) -> Float[Tensor, "k p"]:
+        """`omega_i = (beta1_i, eta_i)`, whose distances make the Voronoi cells of Eq. 5."""
+        return torch.cat([self.beta1, self.eta], 1)
+
+    def with_(self, **parts: Tensor) -> "MixingMeasure":
+        """The same measure with `beta0`, `beta1` or `eta` replaced."""
+        return replace(self, **parts)
+
+
+def draw_measure(k: int, d: int, seed: int, router_scale: float = 1.0, expert_scale: float = 1.0) -> MixingMeasure:
+    """A random truth: every parameter normal, with standard deviations `scale / sqrt(d)`; the last beta0 is 0.
+
+    Scales 0.1 and 1 are those of Nguyen et al. (2025), E.1, which then sets two routers to zero.
+
+    Args:
+        k: number of atoms; d: dimension of the inputs.
+    """
+    check.integer("k", k, 1), check.integer("d", d, 1)
+    rng = torch.Generator().manual_seed(seed)
+    draw = torch.randn(k, 2 * d + 2, generator=rng, dtype=torch.float64) / math.sqrt(d)
+    beta0, beta1, eta = draw.split([1, d, d + 1], 1)
+    beta0 = router_scale * beta0[:, 0]
+    beta0[-1] = 0
+    return MixingMeasure(beta0, router_scale * beta1, expert_scale * eta)
+
+
+def expert_profile(name: str) -> Activation:
+    """The profile phi of that name; ValueError names the ones there are."""
+    return EXPERTS[check.choice("expert", name, EXPERTS)]
+
+
+def gates(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router) -> Float[Tensor, "n k"]:
+    """`Softmax(<s(beta1_i), u(x)> + beta0_i)`."""
+    return torch.softmax(router.feature(x) @ router.embedding(G.beta1).T + G.beta0, -1)
+
+
+def preactivations(G: MixingMeasure, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+    """`a_i.x + b_i`."""
+    return x @ G.eta[:, :-1].T + G.eta[:, -1]
+
+
+def regression_function(
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu"
+) -> Float[Tensor, " n"]:
+    """f_G of Eq. 2 (cosine), g_G of Eq. 8 (perturbed), s_G of Appendix F (linear) at n inputs."""
+    return (gates(G, x, router) * expert_profile(expert).value(preactivations(G, x))).sum(-1)

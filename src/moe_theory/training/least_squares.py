@@ -1,0 +1,222 @@
+"""The least squares estimator of Eq. 3 and 9 of Nguyen et al. (2025), by Levenberg-Marquardt steps.
+
+Many problems of one size are solved at once. The unknowns of a problem are the embeddings s, not the
+vectors beta1 behind them: in s the three routers are one model, `<s_i, u(x)> + beta0_i`, and differ
+in the set s may range over: a sphere (cosine), or the ball that a compact parameter space leaves.
+
+Operations: the normal matrix of m rows takes `m p^2` multiplications for `p = 2 k (d + 1)` unknowns
+(half of them by symmetry), everything else O(n k d). Beyond `ROWS` rows it is therefore formed from
+the first `ROWS`, which changes the step and not the point it stops at: gradient and sum of squares
+always come from all rows.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.experts import Activation
+from moe_theory.models.mixture import MixingMeasure, expert_profile
+from moe_theory.models.routers import Router
+
+ROWS = 20_000
+CHUNK = 2_000
+LARGEST_DAMPING = 1e8
+
+
+class Estimate(NamedTuple):
+    """What `least_squares` found for B problems.
+
+    Attributes:
+        G: B measures.
+        sse: (B,) sums of squared residuals.
+        gain: (B,) what the last accepted step took off the sum of squares, over the residual variance
+            sse / n: a statistic that noise alone moves by about the number of unknowns. 0 where no
+            step, however short, improved.
+        steps: (B,) accepted steps.
+        converged: (B,) whether `gain` came down to the tolerance.
+    """
+
+    G: list[MixingMeasure]
+    sse: Float[Tensor, " B"]
+    gain: Float[Tensor, " B"]
+    steps: Int[Tensor, " B"]
+    converged: Bool[Tensor, " B"]
+
+
+class Problems(NamedTuple):
+    """B data sets: features U = (1, u(x)), inputs X = (x, 1), responses y."""
+
+    U: Float[Tensor, "B n q"]
+    X: Float[Tensor, "B n q"]
+    y: Float[Tensor, "B n"]
+
+    def some(self, rows) -> "Problems":
+        """The problems selected by an index."""
+        return Problems(self.U[rows], self.X[rows], self.y[rows])
+
+
+def evaluate(at: Float[Tensor, "B 2 k q"], data: Problems, phi: Activation) -> tuple[Tensor, Tensor, Tensor]:
+    """Residuals r (B, n) and the weights w, v (B, n, k) of the Jacobian's two blocks.
+
+    The unknowns are `at[:, 0] = (beta0, s)` and `at[:, 1] = (a, b)`; the row of the Jacobian of an
+    input is `(w_i U, v_i X)_i` with `w_i = pi_i (h_i - f)`, `v_i = pi_i phi'(a_i.x + b_i)`.
+    """
+    pi = torch.softmax(data.U @ at[:, 0].mT, -1)
+    z = data.X @ at[:, 1].mT
+    h = phi.value(z)
+    f = (pi * h).sum(-1)
+    return data.y - f, pi * (h - f[..., None]), pi * phi.slope(z)
+
+
+def gradient(r: Tensor, w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "B 2 k q"]:
+    """`J^T r`, from all rows."""
+    r = r[..., None]
+    return torch.stack([(w * r).mT @ data.U, (v * r).mT @ data.X], 1)
+
+
+def normal_matrix(w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "B p p"]:
+    """`J^T J` of all rows, or of the first `ROWS` times n / ROWS, summed in single precision."""
+    B, n, k = w.shape
+    rows, p = min(n, ROWS), 2 * k * data.U.shape[-1]
+    H = torch.zeros(B, p, p)
+    blocks = [(w.float(), data.U.float()), (v.float(), data.X.float())]
+    for start in range(0, rows, CHUNK):
+        part = slice(start, min(start + CHUNK, rows))
+        J = torch.cat([(a[:, part, :, None] * b[:, part, None]).flatten(2) for a, b in blocks], 2)
+        H.baddbmm_(J.mT, J)
+    return H.to(w) * (n / rows)
+
+
+def held(at: Tensor, pull: Tensor, bound: float, sphere: bool) -> Float[Tensor, "B k d"]:
+    """Unit normals of the atoms whose embedding may not move outwards; zero for the others."""
+    s, pull = at[:, 0, :, 1:], pull[:, 0, :, 1:]
+    norm = s.norm(dim=-1, keepdim=True)
+    outward = (norm >= bound * (1 - 1e-9)) & ((s * pull).sum(-1, keepdim=True) > 0)
+    return s / norm.clamp_min(1e-300) * (outward | sphere)
+
+
+def projected(H: Tensor, g: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+    """H and g without the directions `normal`, on which H becomes its own mean diagonal."""
+    B, _, k, q = g.shape
+    Q = g.new_zeros(B, 2, k, q, k)
+    Q[:, 0, :, 1:] = torch.diag_embed(normal.permute(0, 2, 1)).permute(0, 2, 1, 3)
+    Q, flat = Q.view(B, -1, k), g.flatten(1)[..., None]
+    H = H - Q @ (Q.mT @ H)
+    H = H - (H @ Q) @ Q.mT
+    scale = H.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    return H + scale * (Q @ Q.mT), (flat - Q @ (Q.mT @ flat))[..., 0]
+
+
+def constrained(step: Tensor, at: Tensor, sphere: bool, free: Tensor) -> Tensor:
+    """The step with its part along the gauge removed: `sum_i dbeta0_i = 0`, and the common shift of s.
+
+    The shift is removed where no embedding is held by the ball (`free`), so that a measure can move
+    away from its bound; on the sphere the part of the mean orthogonal to all s is.
+    """
+    step = step.clone()
+    step[:, 0, :, 0] -= step[:, 0, :, 0].mean(1, keepdim=True)
+    s, shift = at[:, 0, :, 1:], step[:, 0, :, 1:].mean(1, keepdim=True)
+    if sphere:
+        shift = shift - (torch.linalg.pinv(s) @ (s @ shift.mT)).mT
+    step[:, 0, :, 1:] -= shift * free[:, None, None]
+    return step
+
+
+def retracted(at: Tensor, bound: float, sphere: bool) -> Tensor:
+    """Embeddings brought back to the sphere or into the ball along their rays."""
+    norm = at[:, 0, :, 1:].norm(dim=-1, keepdim=True)
+    outside = (norm > bound) | sphere
+    at[:, 0, :, 1:] *= torch.where(outside, bound / norm, 1.0)
+    return at
+
+
+def least_squares(
+    x: Float[Tensor, "B n d"],
+    y: Float[Tensor, "B n"],
+    start: list[MixingMeasure],
+    router: Router,
+    expert: str = "relu",
+    radius: float = 1.0,
+    tolerance: float = 0.05,
+    steps: int = 60,
+) -> Estimate:
+    """Local minimizers of `sum_i (y_i - f_G(x_i))^2`, one for each of B data sets, from given starts.
+
+    Args:
+        x, y: the data.
+        start: B measures with the same number of atoms.
+        router: the fitted router; for the cosine the norms of the starts' beta1 come back unchanged.
+        expert: a key of `moe_theory.models.mixture.EXPERTS`.
+        radius: bound on |beta1|, the compact parameter space of assumption A.1 (linear, perturbed).
+        tolerance: stop when a step gains no more than this (see `Estimate`).
+        steps: stop after so many.
+
+    Raises:
+        ValueError: for shapes that do not match, numbers that are not finite, or a start outside the radius.
+    """
+    phi = expert_profile(expert)
+    check.finite("x", x), check.finite("y", y), check.positive("radius", radius), check.positive("tolerance", tolerance)
+    check.integer("steps", steps, 1)
+    if x.ndim != 3 or y.shape != x.shape[:2] or len(start) != len(x):
+        raise ValueError(f"y, start: expected B = {len(x)} and n = {x.shape[1]}, got {tuple(y.shape)}, {len(start)}")
+    sphere = router.kind == "cosine"
+    bound = 1.0 if sphere else radius / (radius + router.tau) if router.kind == "perturbed" else radius
+    if not sphere and max(float(G.beta1.norm(dim=1).max()) for G in start) > radius:
+        raise ValueError(f"start: expected every |beta1| <= radius = {radius}")
+    one = torch.ones_like(x[..., :1])
+    data = Problems(torch.cat([one, router.feature(x)], -1), torch.cat([x, one], -1), y)
+    at = torch.stack(
+        [torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta]) for G in start]
+    )
+    sse, gain, taken = _descend(at, data, phi, bound, sphere, tolerance, steps)
+    found = [_measure(end, G, router) for end, G in zip(at, start, strict=True)]
+    return Estimate(found, sse, gain, taken, gain <= tolerance)
+
+
+def _measure(at: Float[Tensor, "2 k q"], start: MixingMeasure, router: Router) -> MixingMeasure:
+    beta1 = router.preimage(at[0, :, 1:])
+    if router.kind == "cosine":
+        beta1 = beta1 * start.beta1.norm(dim=1, keepdim=True)
+    return MixingMeasure(at[0, :, 0].clone(), beta1, at[1].clone())
+
+
+def _descend(at, data, phi, bound, sphere, tolerance, steps) -> tuple[Tensor, Tensor, Tensor]:
+    """Moves `at` in place; sums of squares, last gains and accepted steps of each problem."""
+    B, n = data.y.shape
+    sse = evaluate(at, data, phi)[0].square().sum(1)
+    gain, damping, taken = torch.full_like(sse, torch.inf), torch.full_like(sse, 1e-3), torch.zeros(B, dtype=torch.long)
+    for _ in range(steps):
+        live = (gain > tolerance).nonzero()[:, 0]
+        if not len(live):
+            break
+        here, some = at[live], data.some(live) if len(live) < B else data
+        r, w, v = evaluate(here, some, phi)
+        g = gradient(r, w, v, some)
+        normal = held(here, g, bound, sphere)
+        H, g = projected(normal_matrix(w, v, some), g, normal)
+        free = (normal == 0).all(-1).all(-1) | sphere
+        new, there, damping[live] = _improved(here, sse[live], some, phi, H, g, free, damping[live], bound, sphere)
+        gain[live] = (sse[live] - new) * n / new
+        taken[live] += new < sse[live]
+        at[live], sse[live] = there, new
+    return sse, gain, taken
+
+
+def _improved(here, sse, data, phi, H, g, free, damping, bound, sphere) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of squares, unknowns and dampings after one accepted step, damped until the sum of squares falls."""
+    sse, there, diagonal = sse.clone(), here.clone(), torch.diag_embed(H.diagonal(dim1=1, dim2=2))
+    waiting = torch.arange(len(here))
+    while len(waiting):
+        A = H[waiting] + diagonal[waiting] * damping[waiting, None, None]
+        step = torch.linalg.solve(A, g[waiting]).view_as(here[waiting])
+        step = constrained(step, here[waiting], sphere, free[waiting])
+        tried = retracted(here[waiting] + step, bound, sphere)
+        new = evaluate(tried, data.some(waiting), phi)[0].square().sum(1)
+        better = new < sse[waiting]
+        there[waiting[better]], sse[waiting[better]] = tried[better], new[better]
+        damping[waiting] *= torch.where(better, 0.1, 10.0)
+        waiting = waiting[~better & (damping[waiting] < LARGEST_DAMPING)]
+    return sse, there, damping.clamp(1e-9, LARGEST_DAMPING / 10)
