@@ -29,6 +29,9 @@ COLORS = {
     "celu": "#CC79A7",
     "gelu": "#D55E00",
     "tanh": "#56B4E9",
+    "linear_router": "#E69F00",
+    "cosine_router": "#009E73",
+    "perturbed_router": "#0072B2",
 }
 
 _CATEGORIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#56606B"]

@@ -6,6 +6,7 @@ the same one with none set to zero, to which the theory of the cosine router app
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,12 +17,30 @@ from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profil
 from moe_theory.models.routers import Router
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.training.least_squares import least_squares
+from moe_theory.training.sgd import stochastic_descent
 
 SIZES = (1_000, 2_154, 4_642, 10_000, 21_544, 46_416, 100_000)
 REPETITIONS, D, K, TRUTH_SEED = 20, 32, 8, 0
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
 N_FAR = 10_000  # at this n the regular truth is also fitted from a far start
+N_SMALL_BATCH = 10_000  # largest n that is also descended in batches of 10
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
+
+
+class Figure(NamedTuple):
+    """What a figure of the paper fits to what: the routers compared, the router of the truth, the experts."""
+
+    routers: tuple[str, str]
+    true_router: str | None  # None: that of the fit
+    expert: str
+
+
+FIGURES = {
+    "1a": Figure(("cosine", "perturbed"), None, "relu"),
+    "1b": Figure(("cosine", "perturbed"), None, "relu"),
+    "2a": Figure(("cosine", "perturbed"), "linear", "relu"),
+    "2b": Figure(("linear", "perturbed"), "linear", "quadratic"),
+}
 
 
 def lse() -> list[dict]:
@@ -30,6 +49,26 @@ def lse() -> list[dict]:
     paper = [dict(truth="paper", router=r) for r in ("cosine", "perturbed")]
     keys = [dict(**key, k=k) for key in (*regular, *paper) for k in (K, K + 1)]
     return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
+
+
+def sgd() -> list[dict]:
+    """Figures 1 and 2 by the paper's procedure, and Figure 1 under other readings of what E.1 leaves open.
+
+    E.1 names neither the batch nor how near "near" is. The base is batches of 100 from a fixed
+    distance. For Figure 1 also: batches of 10; one batch of all examples with a nearer start whose
+    distance shrinks as n^(-1/2), for both truths.
+    """
+    figures = {"1a": K, "1b": K + 1, "2a": K, "2b": K}
+    plain = [dict(figure=f, k=k, router=r) for f, k in figures.items() for r in FIGURES[f].routers]
+    base = dict(truth="paper", law="fixed", near=NEAR, batch=100)
+    keys = [dict(**key, **base) for key in plain]
+    keys += [{**key, "batch": 10} for key in keys if key["figure"] == "1a"]
+    shrinking = dict(law="shrinking", near=NEAR / 10, batch="all")
+    for name in ("paper", "regular"):
+        other = {**base, **shrinking, "truth": name}
+        keys += [dict(**key, **other) for key in plain if key["figure"] in ("1a", "1b")]
+    rows = [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
+    return [row for row in rows if row["batch"] != 10 or row["n"] <= N_SMALL_BATCH]
 
 
 def smoke(grid: list[dict]) -> list[dict]:
@@ -128,3 +167,24 @@ def lse_row(key: dict) -> dict:
         at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
     )
     return rounded(values | losses(end, G) | parts(end, G, router, cell))
+
+
+def sgd_row(key: dict) -> dict:
+    """The paper's procedure on one data set of one figure; losses before and after, and the errors taken apart."""
+    figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), Router(key["router"]), key["n"]
+    source = Router(figure.true_router or key["router"])
+
+    def f(x: Tensor) -> Tensor:
+        return true_function(G, source, figure.expert, x)
+
+    x, y = sample_regression(f, n, D, 1 + key["rep"])
+    distance = key["near"] * (math.sqrt(SIZES[0] / n) if key["law"] == "shrinking" else 1)
+    start, cell = near(G, key["k"], distance, 1000 + key["rep"])
+    batch = n if key["batch"] == "all" else key["batch"]
+    end = stochastic_descent(x, y, start, router, figure.expert, batch=batch, seed=2000 + key["rep"])
+    fresh = uniform_inputs(N_FRESH, D, 999)
+    error = regression_function(end, fresh, router, figure.expert) - f(fresh)
+    before = {f"{name}_start": value for name, value in losses(start, G).items()}
+    begun = {f"{name}_start": value for name, value in parts(start, G, router, cell).items()}
+    values = dict(regression=float(error.square().mean().sqrt()))
+    return rounded(values | before | losses(end, G) | begun | parts(end, G, router, cell))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moe_theory import _validate as check
-from moe_theory.experiments import algorithm1, rates, single_expert, stages
+from moe_theory.experiments import algorithm1, overfit, rates, single_expert, stages
 
 PROFILES = ("paper", "smoke")
 
@@ -140,6 +140,30 @@ EXPERIMENTS = {
             rates.smoke(rates.lse()),
             rates.lse_row,
             rates.lse_row,
+        ),
+        Experiment(
+            "voronoi_sgd",
+            "Figures 1 and 2 of Nguyen et al. (2025) by stochastic gradient descent from near the truth",
+            rates.sgd(),
+            rates.smoke(rates.sgd()),
+            rates.sgd_row,
+            rates.sgd_row,
+        ),
+        Experiment(
+            "one_too_many",
+            "Table 1 of Nguyen et al. (2025) on a small problem: exact- and over-specified least squares",
+            overfit.small(),
+            overfit.smoke(overfit.small()),
+            overfit.small_row,
+            overfit.small_row,
+        ),
+        Experiment(
+            "contact",
+            "Table 1 of Nguyen et al. (2025) without noise: how the function notices a split expert",
+            overfit.contact(),
+            overfit.smoke(overfit.contact()),
+            overfit.contact_row,
+            overfit.contact_row,
         ),
     )
 }

@@ -1,7 +1,7 @@
 """Voronoi cells and losses between mixing measures (Nguyen et al. 2025, Eq. 5, 11, 12)."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -38,9 +38,7 @@ def voronoi_loss(G: MixingMeasure, G_star: MixingMeasure, kind: str = "L1r", r: 
     return float((mass - G_star.beta0.exp()).abs().sum() + (weight * (router**power + expert**power)).sum())
 
 
-def error_parts(
-    G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]
-) -> dict[str, float]:
+def error_parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:
     """The errors of G in what its function depends on, and in what it does not.
 
     Atom i of G belongs to atom `cell[i]` of G_star; every atom of G_star has at least one. The first

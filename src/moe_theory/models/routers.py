@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 
-
 ROUTERS = ("linear", "cosine", "perturbed")
 
 

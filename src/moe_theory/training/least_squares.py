@@ -53,9 +53,11 @@ class Problems(NamedTuple):
     X: Float[Tensor, "B n q"]
     y: Float[Tensor, "B n"]
 
-    def some(self, rows) -> "Problems":
-        """The problems selected by an index."""
-        return Problems(self.U[rows], self.X[rows], self.y[rows])
+    def some(self, which: Int[Tensor, " b"]) -> "Problems":
+        """The problems named, without a copy if they are all."""
+        if len(which) == len(self.y):
+            return self
+        return Problems(self.U[which], self.X[which], self.y[which])
 
 
 def evaluate(at: Float[Tensor, "B 2 k q"], data: Problems, phi: Activation) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +84,7 @@ def normal_matrix(w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "B p p"
     B, n, k = w.shape
     rows, p = min(n, ROWS), 2 * k * data.U.shape[-1]
     H = torch.zeros(B, p, p)
-    blocks = [(w.float(), data.U.float()), (v.float(), data.X.float())]
+    blocks = [(a[:, :rows].float(), b[:, :rows].float()) for a, b in ((w, data.U), (v, data.X))]
     for start in range(0, rows, CHUNK):
         part = slice(start, min(start + CHUNK, rows))
         J = torch.cat([(a[:, part, :, None] * b[:, part, None]).flatten(2) for a, b in blocks], 2)
@@ -168,9 +170,7 @@ def least_squares(
         raise ValueError(f"start: expected every |beta1| <= radius = {radius}")
     one = torch.ones_like(x[..., :1])
     data = Problems(torch.cat([one, router.feature(x)], -1), torch.cat([x, one], -1), y)
-    at = torch.stack(
-        [torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta]) for G in start]
-    )
+    at = torch.stack([torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta]) for G in start])
     sse, gain, taken = _descend(at, data, phi, bound, sphere, tolerance, steps)
     found = [_measure(end, G, router) for end, G in zip(at, start, strict=True)]
     return Estimate(found, sse, gain, taken, gain <= tolerance)
@@ -192,7 +192,7 @@ def _descend(at, data, phi, bound, sphere, tolerance, steps) -> tuple[Tensor, Te
         live = (gain > tolerance).nonzero()[:, 0]
         if not len(live):
             break
-        here, some = at[live], data.some(live) if len(live) < B else data
+        here, some = at[live], data.some(live)
         r, w, v = evaluate(here, some, phi)
         g = gradient(r, w, v, some)
         normal = held(here, g, bound, sphere)
