@@ -3,6 +3,8 @@
 Tangents are flat vectors of length `k (2 d + 2)`, ordered beta0 (k), beta1 (k d), eta (k (d + 1)).
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +16,7 @@ from moe_theory.tasks.regression import uniform_inputs
 
 
 def embedding_slope(beta1: Float[Tensor, "k d"], router: Router) -> Float[Tensor, "k d d"]:
-    """`d s(beta1) / d beta1`: `(I - beta beta^T / (|beta| (|beta| + tau))) / (|beta| + tau)`, tau = 0 for the cosine."""
+    """`d s / d beta1 = (I - beta beta^T / (|beta| (|beta| + tau))) / (|beta| + tau)`; tau = 0 for the cosine."""
     k, d = beta1.shape
     eye = torch.eye(d, dtype=beta1.dtype)
     if router.kind == "linear":
@@ -25,9 +27,7 @@ def embedding_slope(beta1: Float[Tensor, "k d"], router: Router) -> Float[Tensor
     return (eye - s[:, None, :] * direction) / (norm + tau)
 
 
-def jacobian(
-    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu"
-) -> Float[Tensor, "n p"]:
+def jacobian(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu") -> Float[Tensor, "n p"]:
     """Derivatives of the regression function at n inputs in all its parameters, beta_0 included.
 
     With `f = sum_i pi_i h_i`: `df/dbeta0_i = pi_i (h_i - f)`, `df/dbeta1_i = pi_i (h_i - f) s'(beta1_i)^T u(x)`,
@@ -148,3 +148,99 @@ def cosine_shift(G: MixingMeasure, direction: Float[Tensor, " d"]) -> Float[Tens
     if q.norm() <= 1e-9 * direction.norm():
         raise ValueError("direction: expected a part orthogonal to the differences of the embeddings, got none")
     return q * (p.norm() / q.norm()) - p
+
+
+def split(
+    G: MixingMeasure, moves: dict[int, Float[Tensor, "2 p"]], router: Router, share: float = 0.5
+) -> MixingMeasure:
+    """The measure in which some atoms are two each: `(s_j, eta_j) + moves[j][0]` and `... + moves[j][1]`.
+
+    Args:
+        moves: by atom, two displacements of `(s, eta)`, p = 2 d + 1.
+        share: of the weight, for the first of the two; between 0 and 1.
+
+    Raises:
+        ValueError: for an atom that is not there, another share, or an s that is not an embedding.
+    """
+    if not set(moves) <= set(range(len(G))) or not 0 < share < 1:
+        raise ValueError(f"moves, share: expected atoms below {len(G)} and 0 < share < 1, got {sorted(moves)}, {share}")
+    beta0, beta1, eta = [], [], []
+    for j in range(len(G)):
+        if j not in moves:
+            beta0.append(G.beta0[j : j + 1]), beta1.append(G.beta1[j : j + 1]), eta.append(G.eta[j : j + 1])
+            continue
+        beta0.append(G.beta0[j] + torch.tensor([share, 1 - share], dtype=G.beta0.dtype).log())
+        beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))
+        eta.append(G.eta[j] + moves[j][:, G.d :])
+    return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))
+
+
+class Constant(NamedTuple):
+    """The smallest ratio of `|J delta|` to a weighted sum of block norms of delta.
+
+    Attributes:
+        found: the smallest ratio found, an upper bound on the constant.
+        certified: a proved lower bound on it.
+        direction: the delta of `found`.
+    """
+
+    found: float
+    certified: float
+    direction: Float[Tensor, " p"]
+
+
+def lower_bound_constant(
+    J: Float[Tensor, "n p"], blocks: list[tuple[list[int], float]], starts: int = 50, steps: int = 300
+) -> Constant:
+    """`min |J delta| / (sqrt(n) N(delta))` for the norm `N(delta) = sum_blocks weight |delta_block|`.
+
+    On the ellipsoid `|J delta| <= sqrt(n)`, `delta = R^-1 y` with `|y| <= 1`. N is convex, so it climbs when
+    y is replaced by the maximizer of N's linearization; the best of several starts is kept. The certificate:
+    N is at most the sum of the blocks' spectral norms, and at most `sqrt(number of blocks)` times the
+    spectral norm of all blocks together, each block of R^-1 with its weight.
+
+    Raises:
+        ValueError: if the blocks do not name every column once, or J has not full rank.
+    """
+    if sorted(i for block, _ in blocks for i in block) != list(range(J.shape[1])):
+        raise ValueError(f"blocks: expected each of the {J.shape[1]} columns once")
+    if numerical_nullity(J):
+        raise ValueError("J: expected full rank, got a null direction, where the constant is 0")
+    inverse = torch.linalg.inv(torch.linalg.qr(J / len(J) ** 0.5).R)
+    parts = [weight * inverse[block] for block, weight in blocks]
+    together = float(torch.linalg.matrix_norm(torch.cat(parts), 2)) * len(parts) ** 0.5
+    apart = sum(float(torch.linalg.matrix_norm(part, 2)) for part in parts)
+    draws = torch.randn(starts, len(inverse), generator=torch.Generator().manual_seed(0), dtype=J.dtype)
+    y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws])
+    for _ in range(check.integer("steps", steps, 1)):
+        y = y / y.norm(dim=1, keepdim=True)
+        y = sum(torch.nn.functional.normalize(y @ part.T) @ part for part in parts)
+    y = y / y.norm(dim=1, keepdim=True)
+    reached = sum((y @ part.T).norm(dim=1) for part in parts)
+    best = int(reached.argmax())
+    return Constant(1 / float(reached[best]), 1 / min(apart, together), inverse @ y[best])
+
+
+def loss_blocks(G: MixingMeasure, held: int) -> tuple[list[int], list[tuple[list[int], float]]]:
+    """The blocks of L_3 (Eq. 12) near G, with the router of atom `held` left out.
+
+    To first order `L_3 = sum_j exp(beta0_j) (|dbeta0_j| + |dbeta1_j| + |deta_j|)`.
+
+    Returns:
+        Columns of `jacobian` that remain, and for `lower_bound_constant` the blocks within them.
+    """
+    k, d = len(G), G.d
+    columns, blocks = [], []
+    for j in range(k):
+        beta1 = list(range(k + j * d, k + (j + 1) * d))
+        eta = list(range(k + k * d + j * (d + 1), k + k * d + (j + 1) * (d + 1)))
+        for block in [eta] if j == check.integer("held", held, 0) else [[j], beta1, eta]:
+            blocks.append((list(range(len(columns), len(columns) + len(block))), float(G.beta0[j].exp())))
+            columns += block
+    return columns, blocks
+
+
+def moved(G: MixingMeasure, delta: Float[Tensor, " p"]) -> MixingMeasure:
+    """G with the tangent `delta` added to its parameters."""
+    beta0, beta1, eta = delta.split([G.beta0.numel(), G.beta1.numel(), G.eta.numel()])
+    return MixingMeasure(G.beta0 + beta0, G.beta1 + beta1.view_as(G.beta1), G.eta + eta.view_as(G.eta))

@@ -4,10 +4,10 @@ Many problems of one size are solved at once. The unknowns of a problem are the 
 vectors beta1 behind them: in s the three routers are one model, `<s_i, u(x)> + beta0_i`, and differ
 in the set s may range over: a sphere (cosine), or the ball that a compact parameter space leaves.
 
-Operations: the normal matrix of m rows takes `m p^2` multiplications for `p = 2 k (d + 1)` unknowns
-(half of them by symmetry), everything else O(n k d). Beyond `ROWS` rows it is therefore formed from
-the first `ROWS`, which changes the step and not the point it stops at: gradient and sum of squares
-always come from all rows.
+Operations: the normal matrix of m rows takes `m p^2` multiplications for `p = 2 k (d + 1)` unknowns,
+of which symmetry would spare a half and blocks spare a quarter; everything else is O(n k d). Beyond
+`ROWS` rows it is therefore formed from the first `ROWS`, which changes the step and not where it
+stops: gradient and sum of squares always come from all rows.
 """
 
 from typing import NamedTuple
@@ -80,16 +80,22 @@ def gradient(r: Tensor, w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "
 
 
 def normal_matrix(w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "B p p"]:
-    """`J^T J` of all rows, or of the first `ROWS` times n / ROWS, summed in single precision."""
+    """`J^T J` of all rows, or of the first `ROWS` times n / ROWS, summed in single precision.
+
+    J has two blocks of columns; the product of the second with the first is the transpose of a product
+    already there.
+    """
     B, n, k = w.shape
-    rows, p = min(n, ROWS), 2 * k * data.U.shape[-1]
-    H = torch.zeros(B, p, p)
-    blocks = [(a[:, :rows].float(), b[:, :rows].float()) for a, b in ((w, data.U), (v, data.X))]
+    rows, half = min(n, ROWS), k * data.U.shape[-1]
+    H = torch.zeros(B, 2, half, 2, half)
+    factors = [(a[:, :rows].float(), b[:, :rows].float()) for a, b in ((w, data.U), (v, data.X))]
     for start in range(0, rows, CHUNK):
-        part = slice(start, min(start + CHUNK, rows))
-        J = torch.cat([(a[:, part, :, None] * b[:, part, None]).flatten(2) for a, b in blocks], 2)
-        H.baddbmm_(J.mT, J)
-    return H.to(w) * (n / rows)
+        part = slice(start, start + CHUNK)
+        first, second = ((a[:, part, :, None] * b[:, part, None]).flatten(2) for a, b in factors)
+        for i, left, j, right in ((0, first, 0, first), (0, first, 1, second), (1, second, 1, second)):
+            H[:, i, :, j] += left.mT @ right
+    H[:, 1, :, 0] = H[:, 0, :, 1].mT
+    return H.view(B, 2 * half, 2 * half).to(w) * (n / rows)
 
 
 def held(at: Tensor, pull: Tensor, bound: float, sphere: bool) -> Float[Tensor, "B k d"]:

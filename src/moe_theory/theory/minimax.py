@@ -1,0 +1,101 @@
+"""Why the norms of the cosine router's vectors cannot be estimated (Nguyen et al. 2025, Theorems 2 and 5).
+
+Two measures with one regression function give data of one law, so no estimator is near both: what it
+loses against the one and against the other adds up to at least `two_point_bound`, whatever the
+sample size. The pairs the paper builds (Eq. 22, 24) are of this kind.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.mixture import MixingMeasure
+
+
+def rescaled(G: MixingMeasure, factors: Float[Tensor, " k"]) -> MixingMeasure:
+    """G with its router vectors multiplied by positive numbers: the cosine router has the same scores.
+
+    Raises:
+        ValueError: for factors that are not finite and positive, or not one for each atom.
+    """
+    if factors.shape != G.beta0.shape or not ((factors > 0) & torch.isfinite(factors)).all():
+        raise ValueError(f"factors: expected {len(G)} finite numbers > 0, got {factors.tolist()}")
+    return G.with_(beta1=G.beta1 * factors[:, None])
+
+
+def radial_sequence(G: MixingMeasure, n: int) -> MixingMeasure:
+    """G_n below Eq. 22 (exact-specified): the first router vector is `1 + 1/n` times that of G."""
+    factors = torch.ones_like(G.beta0)
+    factors[0] += 1 / check.integer("n", n, 1)
+    return rescaled(G, factors)
+
+
+def split_sequence(G: MixingMeasure, n: int) -> MixingMeasure:
+    """G_n below Eq. 24 (over-specified): two halves of the first atom, with `1 - 1/n` and `1 + 1/n` times its router.
+
+    Args:
+        n: at least 2. At 1 the first half would have a zero router vector, where the cosine is not defined.
+    """
+    check.integer("n", n, 2)
+    twice = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(len(G))])
+    halves = MixingMeasure(G.beta0[twice], G.beta1[twice], G.eta[twice])
+    shift, factors = torch.zeros_like(halves.beta0), torch.ones_like(halves.beta0)
+    shift[:2] = math.log(2)
+    factors[0] -= 1 / n
+    factors[1] += 1 / n
+    return rescaled(halves.with_(beta0=halves.beta0 - shift), factors)
+
+
+def two_point_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> float:
+    """`2 sum_j exp(beta0_j) min(1, (Delta_j / 2)^r)`, with `Delta_j = |beta1_j - beta1'_j|`.
+
+    The least value of `L_1r(H, G) + L_1r(H, other)` over all measures H with finitely many atoms; so
+    the larger of the two expected losses of an estimator is at least half of it where the data have
+    the same law.
+
+    Args:
+        G, other: measures that differ in their router vectors only. Each atom of the one must be at
+            least `2 max(Delta_j, Delta_l)` away from every other atom of the other.
+        r: power in L_1r, at least 1.
+
+    Raises:
+        ValueError: for an r below 1, or for measures that differ in more or are not so far apart,
+            for which the bound is not proved (and, where atoms crowd, not true).
+    """
+    if not (math.isfinite(r) and r >= 1):
+        raise ValueError(f"r: expected a finite number >= 1, got {r!r}")
+    if (G.d, len(G)) != (other.d, len(other)):
+        raise ValueError(f"other: expected {len(G)} atoms in d = {G.d}, got {len(other)} in d = {other.d}")
+    if not (torch.equal(G.beta0, other.beta0) and torch.equal(G.eta, other.eta)):
+        raise ValueError("other: expected the beta0 and eta of G, got others")
+    delta = (G.beta1 - other.beta1).norm(dim=1)
+    # not by torch.cdist, which takes distances of more than 25 atoms from rounded squares
+    apart = (G.atoms()[:, None] - other.atoms()).norm(dim=2).fill_diagonal_(torch.inf)
+    short = apart - 2 * torch.maximum(delta[:, None], delta)
+    if (short < 0).any():
+        j, m = divmod(int(short.argmin()), len(G))
+        raise ValueError(
+            f"other: expected atoms {j} of G and {m} of it at least {float(apart[j, m] - short[j, m]):.4g} "
+            f"apart, twice the larger move, got {float(apart[j, m]):.4g}"
+        )
+    return float(2 * (G.beta0.exp() * (delta / 2).pow(r).clamp_max(1)).sum())
+
+
+def weight_bound(n: int, weight: float, noise: float, largest: float) -> float:
+    """`weight noise / (2 largest sqrt(n))`, below which no estimator's risk in L_1r stays: any router, any r >= 1.
+
+    It comes from the weight of one atom alone, which L_1r does not raise to the power r: G and the
+    same measure with beta0_1 larger by `2 noise / (largest sqrt(n))`.
+
+    Args:
+        weight: exp(beta0_1).
+        noise: standard deviation of the Gaussian noise.
+        largest: a bound on the absolute value of the experts.
+    """
+    check.integer("n", n, 1)
+    values = {"weight": weight, "noise": noise, "largest": largest}
+    weight, noise, largest = (check.positive(name, value) for name, value in values.items())
+    return weight * noise / (2 * largest * math.sqrt(n))
