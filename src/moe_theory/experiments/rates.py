@@ -6,6 +6,7 @@ the same one with none set to zero, to which the theory of the cosine router app
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from moe_theory.measure.voronoi import error_parts, voronoi_loss
 from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profile, preactivations, regression_function
-from moe_theory.models.routers import Router
+from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.training.least_squares import least_squares
 from moe_theory.training.sgd import stochastic_descent
@@ -22,7 +23,7 @@ from moe_theory.training.sgd import stochastic_descent
 SIZES = (1_000, 2_154, 4_642, 10_000, 21_544, 46_416, 100_000)
 REPETITIONS, D, K, TRUTH_SEED = 20, 32, 8, 0
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
-N_FAR = 10_000  # at this n the regular truth is also fitted from a far start
+N_FAR = 10_000  # at this n the regular truth is also fitted from far starts
 N_SMALL_BATCH = 10_000  # largest n that is also descended in batches of 10
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 
@@ -49,6 +50,11 @@ def lse() -> list[dict]:
     paper = [dict(truth="paper", router=r) for r in ("cosine", "perturbed")]
     keys = [dict(**key, k=k) for key in (*regular, *paper) for k in (K, K + 1)]
     return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
+
+
+def starts() -> list[dict]:
+    """One size of the regular truth, exact-specified, from two starts."""
+    return [dict(truth="regular", router=r, k=K, n=N_FAR, rep=i) for r in ROUTERS for i in range(REPETITIONS)]
 
 
 def sgd() -> list[dict]:
@@ -140,33 +146,50 @@ def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
     return MixingMeasure(G.beta0[which], G.beta1[which], G.eta[which])
 
 
-def lse_row(key: dict) -> dict:
-    """The estimator on one data set, from a near start; at n = 10,000 and the regular truth the better of two."""
-    G, router, n = truth(key["truth"]), Router(key["router"]), key["n"]
+def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tensor], Tensor, Tensor]:
+    """Truth, fitted router, true function and data of a row of Figure 1."""
+    G, router = truth(key["truth"]), Router(key["router"])
 
     def f(x: Tensor) -> Tensor:
         return true_function(G, router, "relu", x)
 
-    x, y = sample_regression(f, n, D, 1 + key["rep"])
-    scales = (NEAR, FAR) if n == N_FAR and key["truth"] == "regular" else (NEAR,)
-    starts = [near(G, key["k"], scale, 1000 + key["rep"]) for scale in scales]
-    B = len(starts)
-    found = least_squares(x.expand(B, n, D), y.expand(B, n), [start for start, _ in starts], router, radius=1.0)
-    best = int(found.sse.argmin())
-    end, cell = normalized(found.G[best], G), starts[best][1]
+    return G, router, f, *sample_regression(f, key["n"], D, 1 + key["rep"])
+
+
+def lse_row(key: dict) -> dict:
+    """The estimator of Eq. 3 on one data set, from a near start; parameters in |beta1| <= 1."""
+    G, router, f, x, y = _problem(key)
+    start, cell = near(G, key["k"], NEAR, 1000 + key["rep"])
+    found = least_squares(x[None], y[None], [start], router, radius=1.0)
+    end = normalized(found.G[0], G)
     fresh = uniform_inputs(N_FRESH, D, 999)
     error = regression_function(end, fresh, router) - f(fresh)
     values = dict(
-        start=("near", "far")[best],
-        steps=int(found.steps[best]),
-        converged=bool(found.converged[best]),
-        sse=float(found.sse[best]),
-        sse_near=float(found.sse[0]),
+        steps=int(found.steps[0]),
+        converged=bool(found.converged[0]),
+        sse=float(found.sse[0]),
         sse_truth=float((y - f(x)).square().sum()),
         regression=float(error.square().mean().sqrt()),
         at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
     )
     return rounded(values | losses(end, G) | parts(end, G, router, cell))
+
+
+def starts_row(key: dict) -> dict:
+    """The same from a near start and from a far one: their sums of squares, and how far apart they end."""
+    G, router, _, x, y = _problem(key)
+    pair = [near(G, key["k"], scale, 1000 + key["rep"])[0] for scale in (NEAR, FAR)]
+    found = least_squares(x.expand(2, *x.shape), y.expand(2, len(y)), pair, router, radius=1.0)
+    fresh = uniform_inputs(N_FRESH, D, 999)
+    ends = [regression_function(end, fresh, router) for end in found.G]
+    values = dict(
+        near=float(found.sse[0]),
+        far=float(found.sse[1]),
+        converged=bool(found.converged.all()),
+        functions=float((ends[0] - ends[1]).square().mean().sqrt()),
+        experts=float((found.G[0].eta - found.G[1].eta).norm()),
+    )
+    return rounded(values)
 
 
 def sgd_row(key: dict) -> dict:

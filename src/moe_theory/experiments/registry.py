@@ -142,6 +142,14 @@ EXPERIMENTS = {
             rates.lse_row,
         ),
         Experiment(
+            "voronoi_starts",
+            "The least squares estimator of Figure 1 of Nguyen et al. (2025) from near and from far starts",
+            rates.starts(),
+            rates.smoke(rates.starts()),
+            rates.starts_row,
+            rates.starts_row,
+        ),
+        Experiment(
             "voronoi_sgd",
             "Figures 1 and 2 of Nguyen et al. (2025) by stochastic gradient descent from near the truth",
             rates.sgd(),
