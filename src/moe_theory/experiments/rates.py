@@ -45,10 +45,9 @@ FIGURES = {
 
 
 def lse() -> list[dict]:
-    """Figure 1's estimator: both truths, exact- and over-specified; the linear router for the regular truth."""
-    regular = [dict(truth="regular", router=r) for r in ("cosine", "perturbed", "linear")]
-    paper = [dict(truth="paper", router=r) for r in ("cosine", "perturbed")]
-    keys = [dict(**key, k=k) for key in (*regular, *paper) for k in (K, K + 1)]
+    """Figure 1's estimator: the regular truth, exact- and over-specified, and the paper's truth, exact-specified."""
+    keys = [dict(truth="regular", router=r, k=k) for r in ("cosine", "perturbed", "linear") for k in (K, K + 1)]
+    keys += [dict(truth="paper", router=r, k=K) for r in ("cosine", "perturbed")]
     return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
 
 

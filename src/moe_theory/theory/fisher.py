@@ -1,0 +1,55 @@
+"""What least squares can reach: standard errors from the Fisher information of the regression MoE."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.mixture import MixingMeasure
+from moe_theory.models.routers import Router
+from moe_theory.theory.identifiability import embedding_slope, jacobian
+
+
+def standard_errors(
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", noise: float = 0.1
+) -> dict[str, float]:
+    """Limits of `sqrt(n)` times the root mean square of the parts `expert`, `weight`, `direction` of `error_parts`.
+
+    With noise of variance sigma^2 the estimator's covariance is `sigma^2 (J^T J)^+` up to the null space
+    of J, and the three parts are made so that they do not depend on what is in it.
+
+    Args:
+        G: the truth, as many atoms as are fitted.
+        x: inputs over which J^T J is averaged, many more than parameters.
+        noise: sigma, > 0.
+
+    Raises:
+        ValueError: for fewer inputs than parameters.
+    """
+    J = jacobian(G, x, router, expert)
+    n, p = J.shape
+    if n < p:
+        raise ValueError(f"x: expected at least as many inputs as parameters, {p}, got {n}")
+    covariance = check.positive("noise", noise) ** 2 * torch.linalg.pinv(J.T @ J / n, hermitian=True, rtol=1e-12)
+    maps = _parts(G, router)
+    return {name: float((L @ covariance @ L.T).trace().sqrt()) for name, L in maps.items()}
+
+
+def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
+    """Linear maps from the errors (beta0, beta1, eta) to the three parts."""
+    k, d = G.beta1.shape
+    dtype = G.beta1.dtype
+    centre = torch.eye(k, dtype=dtype) - 1 / k
+    slopes = torch.block_diag(*embedding_slope(G.beta1, router))
+    gauge = torch.eye(d, dtype=dtype)
+    if router.kind == "cosine":
+        s = router.embedding(G.beta1)
+        gauge = gauge - torch.linalg.pinv(s) @ s
+    direction = torch.eye(k * d, dtype=dtype) - torch.kron(torch.full((k, k), 1 / k, dtype=dtype), gauge)
+    blocks = {"weight": centre, "direction": direction @ slopes, "expert": torch.eye(k * (d + 1), dtype=dtype)}
+    sizes, maps, column = {"weight": k, "direction": k * d, "expert": k * (d + 1)}, {}, 0
+    for name, size in sizes.items():
+        maps[name] = torch.zeros(blocks[name].shape[0], k * (2 * d + 2), dtype=dtype)
+        maps[name][:, column : column + size] = blocks[name]
+        column += size
+    return maps

@@ -1,0 +1,78 @@
+"""Truths, starts and rows of the experiments on rates; the standard errors they are compared with."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from moe_theory.experiments import overfit, rates
+from moe_theory.measure.voronoi import error_parts
+from moe_theory.models.mixture import draw_measure, regression_function
+from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.tasks.regression import sample_regression, uniform_inputs
+from moe_theory.theory.fisher import standard_errors
+from moe_theory.training.least_squares import least_squares
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_standard_errors_are_those_of_repeated_fits(kind):
+    router, k, d, n, repeats = Router(kind), 2, 3, 20_000, 80
+    G = draw_measure(k, d, 4, router_scale=0.5, expert_scale=2.0)
+    expected = standard_errors(G, uniform_inputs(50_000, d, 3), router, "tanh")
+    found = {name: [] for name in expected}
+    for seed in range(repeats):
+        x, y = sample_regression(lambda x: regression_function(G, x, router, "tanh"), n, d, seed)
+        (end,) = least_squares(x[None], y[None], [G], router, "tanh", radius=50.0, tolerance=1e-6, steps=200).G
+        parts = error_parts(end, G, router, torch.arange(k))
+        for name, values in found.items():
+            values.append(n * parts[name] ** 2)
+    for name, values in found.items():
+        standard = np.std(values) / math.sqrt(repeats)
+        # what is of higher order in 1 / sqrt(n) may add a tenth
+        assert abs(np.mean(values) - expected[name] ** 2) < 4 * standard + 0.1 * expected[name] ** 2, name
+
+
+def test_the_truth_of_the_paper_has_two_routers_at_zero():
+    G, regular = rates.truth("paper"), rates.truth("regular")
+    assert (G.beta1 == 0).all(1).tolist() == [False] * 6 + [True] * 2 and G.beta0[6:].tolist() == [0, 0]
+    assert torch.equal(G.eta, regular.eta) and torch.equal(G.beta1[:6], regular.beta1[:6])
+    assert (regular.beta1 != 0).any(1).all()
+
+
+def test_a_zero_router_scores_zero_under_the_cosine():
+    G, x = rates.truth("paper"), uniform_inputs(50, rates.D, 0)
+    f = rates.true_function(G, Router("cosine"), "relu", x)
+    nearly = G.with_(beta1=G.beta1 + 1e-9)  # a direction for every router, however short
+    assert float((rates.true_function(nearly, Router("cosine"), "relu", x) - f).abs().max()) > 1e-4
+    regular = rates.truth("regular")
+    assert torch.equal(
+        rates.true_function(regular, Router("cosine"), "relu", x), regression_function(regular, x, Router("cosine"))
+    )
+
+
+def test_starts_lie_about_the_truth_at_the_distance_asked_for():
+    G = rates.truth("regular")
+    for scale in (0.1, 1.0):
+        start, cell = rates.near(G, 8, scale, 5)
+        moved = (start.eta - G.eta).square().mean().sqrt() * math.sqrt(rates.D)
+        assert cell.tolist() == list(range(8)) and float(moved) == pytest.approx(scale, rel=0.15)
+    start, cell = rates.near(G, 9, 0.1, 5)
+    weight = torch.zeros(8, dtype=torch.float64).index_add_(0, cell, start.beta0.exp())
+    assert len(start) == 9 and torch.allclose(weight, G.beta0.exp(), rtol=0.05)
+
+
+def test_a_shift_of_all_weights_is_undone():
+    G = rates.truth("regular")
+    assert torch.allclose(rates.normalized(G.with_(beta0=G.beta0 + 3), G).beta0, G.beta0)
+
+
+def test_a_split_along_a_homogeneous_expert_is_never_noticed_and_one_across_is():
+    key = dict(router="perturbed", expert="relu", gap=0.2)
+    along, across = (overfit.contact_row({**key, "split": split})["distance"] for split in ("along", "across"))
+    assert along < 1e-12 and across > 1e-5
+
+
+def test_bad_samples_are_refused():
+    with pytest.raises(ValueError, match="x: expected at least as many inputs as parameters, 16, got 10"):
+        standard_errors(draw_measure(2, 3, 0), uniform_inputs(10, 3, 0), Router("linear"))
