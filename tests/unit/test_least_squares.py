@@ -105,8 +105,9 @@ def test_the_error_of_the_estimate_is_that_of_the_fisher_information():
     assert abs(np.mean(errors) / expected - 1) < 4 * np.std(errors) / np.sqrt(60) / expected
 
 
-def test_one_step_of_stochastic_descent_is_minus_the_rate_times_the_gradient():
-    router, G, x, y = data("perturbed", "tanh", n=50)
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_one_step_of_stochastic_descent_is_minus_the_rate_times_the_gradient(kind):
+    router, G, x, y = data(kind, "tanh", n=50)
     end = stochastic_descent(x, y, G, router, "tanh", epochs=1, rate=0.1, batch=50)
     r = y - regression_function(G, x, router, "tanh")
     step = 2 * jacobian(G, x, router, "tanh").T @ r / 50

@@ -53,6 +53,17 @@ class Router:
         """u(x); ValueError for a zero vector given to the cosine router."""
         return self._scaled("x", x)
 
+    def pull_back(self, beta1: Float[Tensor, "*batch d"], g: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """`s'(beta1)^T g`: a gradient in the embeddings, as a gradient in the vectors behind them.
+
+        `s' = (I - s b^T) / (|beta1| + tau)` with `b = beta1 / |beta1|`; tau = 0 for the cosine router.
+        """
+        if self.kind == "linear":
+            return g
+        s, norm = self.embedding(beta1), beta1.norm(dim=-1, keepdim=True)
+        b = beta1 / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        return (g - b * (s * g).sum(-1, keepdim=True)) / (norm + (self.tau if self.kind == "perturbed" else 0))
+
     def preimage(self, s: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """A beta1 with `embedding(beta1) = s`: the only one, or for the cosine router the one of norm 1.
 

@@ -181,7 +181,12 @@ def separation(
     Args:
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
+
+    Raises:
+        ValueError: for no atoms, atoms that are not there, or ReLU, which is not twice differentiable.
     """
+    if not atoms or not set(atoms) <= set(range(len(G))):
+        raise ValueError(f"atoms: expected some below {len(G)}, got {atoms}")
     first, second = tangent_functions(G, x, router, expert)
     J, m, q = first.flatten(1), len(atoms), second.shape[-1]
     left, sigma, _ = torch.linalg.svd(J / J.norm(dim=0), full_matrices=False)

@@ -228,13 +228,18 @@ def loss_blocks(G: MixingMeasure, held: int) -> tuple[list[int], list[tuple[list
 
     Returns:
         Columns of `jacobian` that remain, and for `lower_bound_constant` the blocks within them.
+
+    Raises:
+        ValueError: for an atom that is not there.
     """
     k, d = len(G), G.d
+    if held not in range(k):
+        raise ValueError(f"held: expected an atom below {k}, got {held!r}")
     columns, blocks = [], []
     for j in range(k):
         beta1 = list(range(k + j * d, k + (j + 1) * d))
         eta = list(range(k + k * d + j * (d + 1), k + k * d + (j + 1) * (d + 1)))
-        for block in [eta] if j == check.integer("held", held, 0) else [[j], beta1, eta]:
+        for block in [eta] if j == held else [[j], beta1, eta]:
             blocks.append((list(range(len(columns), len(columns) + len(block))), float(G.beta0[j].exp())))
             columns += block
     return columns, blocks

@@ -5,8 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.mixture import MixingMeasure, regression_function
+from moe_theory.models.experts import Activation
+from moe_theory.models.mixture import MixingMeasure, expert_profile
 from moe_theory.models.routers import Router
+from moe_theory.training.least_squares import Problems, evaluate, gradient
 
 
 def stochastic_descent(
@@ -33,22 +35,21 @@ def stochastic_descent(
     check.integer("epochs", epochs, 1), check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    parts = [t.clone().requires_grad_() for t in (start.beta0, start.beta1, start.eta)]
-    rng = torch.Generator().manual_seed(seed)
+    one, phi = torch.ones_like(x[:, :1]), expert_profile(expert)
+    U, X = torch.cat([one, router.feature(x)], 1), torch.cat([x, one], 1)
+    G, rng = start, torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=rng)
         for some in order[: len(x) // batch * batch].view(-1, batch):
-            G = _trusted(parts)
-            loss = (regression_function(G, x[some], router, expert) - y[some]).square().mean()
-            steps = torch.autograd.grad(loss, parts)
-            with torch.no_grad():
-                for part, step in zip(parts, steps, strict=True):
-                    part -= rate * step
-    return MixingMeasure(*(t.detach() for t in parts))
+            G = _stepped(G, Problems(U[some][None], X[some][None], y[some][None]), phi, router, 2 * rate / batch)
+    return MixingMeasure(G.beta0, G.beta1, G.eta)
 
 
-def _trusted(parts: list[Tensor]) -> MixingMeasure:
-    """A measure made without the checks of its constructor, which would double the time of a step."""
-    G = object.__new__(MixingMeasure)
-    G.__dict__.update(zip(("beta0", "beta1", "eta"), parts, strict=True))
-    return G
+def _stepped(G: MixingMeasure, data: Problems, phi: Activation, router: Router, rate: float) -> MixingMeasure:
+    """One step; the measure is made without the checks of its constructor, which would cost as much as the step."""
+    at = torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta])
+    by_router, by_expert = rate * gradient(*evaluate(at[None], data, phi), data)[0]
+    new = object.__new__(MixingMeasure)
+    beta1 = G.beta1 + router.pull_back(G.beta1, by_router[:, 1:])
+    new.__dict__.update(beta0=G.beta0 + by_router[:, 0], beta1=beta1, eta=G.eta + by_expert)
+    return new

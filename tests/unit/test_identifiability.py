@@ -1,0 +1,378 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_theory.experiments.rates import truth
+from moe_theory.measure.voronoi import voronoi_loss
+from moe_theory.models.mixture import EXPERTS, MixingMeasure, draw_measure, expert_profile, regression_function
+from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.tasks.regression import uniform_inputs
+from moe_theory.theory.function_sets import (
+    derivatives,
+    relations,
+    relations_formula,
+    separation,
+    tangent_functions,
+)
+from moe_theory.theory.identifiability import (
+    cosine_shift,
+    jacobian,
+    loss_blocks,
+    lower_bound_constant,
+    moved,
+    null_vectors,
+    nullity,
+    nullity_formula,
+    numerical_nullity,
+    shifted,
+    split,
+)
+
+PERTURBED, COSINE = Router("perturbed"), Router("cosine")
+KINDS = (*EXPERTS, "constant")
+
+
+def real(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def apart(G, H, router, expert="relu"):
+    """Largest difference of two regression functions over 2,000 inputs."""
+    x = uniform_inputs(2000, G.d, 9)
+    return float((regression_function(G, x, router, expert) - regression_function(H, x, router, expert)).abs().max())
+
+
+def pair():
+    """The counterexample of chapter 19: two experts in the plane, beta_02 = 0 in both measures."""
+    G = MixingMeasure(real([0, 0]), real([[0.15, 0], [0, 0]]), real([[1, 1, 0], [1, -1, 0.5]]))
+    return G, shifted(G, real([-0.6, 0]), PERTURBED)
+
+
+# --- null spaces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@given(k=st.integers(2, 10), d=st.integers(2, 40), seed=st.integers(0, 3))
+@settings(max_examples=12, deadline=None)
+def test_nullity_is_the_formula(router, k, d, seed):
+    assert nullity(router, k, d, seed=seed) == nullity_formula(router, k, d)
+
+
+@pytest.mark.parametrize("expert", EXPERTS)
+def test_nullity_does_not_depend_on_the_expert(expert):
+    for router in ROUTERS:
+        assert nullity(router, 3, 5, expert) == nullity_formula(router, 3, 5)
+
+
+@pytest.mark.parametrize("router, expert", list(itertools.product(ROUTERS, EXPERTS)))
+def test_jacobian_against_automatic_differentiation(router, expert):
+    G, x, r = draw_measure(3, 4, 1), uniform_inputs(40, 4, 2), Router(router)
+    flat = torch.cat([G.beta0, G.beta1.flatten(), G.eta.flatten()])
+
+    def f(p):
+        return regression_function(MixingMeasure(p[:3], p[3:15].view(3, 4), p[15:].view(3, 5)), x, r, expert)
+
+    by_autograd = torch.autograd.functional.jacobian(f, flat)
+    assert torch.allclose(jacobian(G, x, r, expert), by_autograd, atol=1e-12)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("k, d", [(2, 5), (4, 4), (6, 3)])
+def test_named_null_vectors_are_all_and_wrong_ones_are_not_null(router, k, d):
+    G, x, r = draw_measure(k, d, 3), uniform_inputs(300, d, 4), Router(router)
+    J, named = jacobian(G, x, r, "tanh"), null_vectors(G, r)
+    V = torch.cat(list(named.values()), 1)
+    assert torch.linalg.matrix_rank(V) == nullity_formula(router, k, d)
+    assert (J @ V).abs().max() < 1e-12 * J.abs().max() * V.abs().max()
+    for name, vectors in named.items():
+        for v in vectors.T:
+            broken = v.clone()
+            last = broken[k - 1 : k] if name == "shift of beta0" else broken[k + (k - 1) * d : k + k * d]
+            last *= -0.5  # the last atom moves otherwise than the rest
+            if name != "radius":  # each radius is a null vector of its own
+                assert (J @ broken).abs().max() > 1e-4 * broken.norm()
+    if router == "perturbed":
+        assert (J @ null_vectors(G, COSINE)["radius"]).norm(dim=0).min() > 1e-4
+
+
+def test_the_nullity_at_the_papers_truth():
+    x = uniform_inputs(1600, 32, 0)
+    for name, expert, expected in (("paper", "relu", 34), ("paper", "tanh", 33), ("regular", "relu", 33)):
+        assert numerical_nullity(jacobian(truth(name), x, PERTURBED, expert)) == expected
+    assert numerical_nullity(jacobian(truth("regular"), x, COSINE, "relu")) == nullity_formula("cosine", 8, 32)
+
+
+def test_numerical_nullity_counts_dependent_and_zero_columns():
+    J = normal(0, 50, 4)
+    assert numerical_nullity(J) == 0
+    assert numerical_nullity(torch.cat([J, J[:, :2] @ normal(1, 2, 3), torch.zeros(50, 1, dtype=J.dtype)], 1)) == 4
+    q = torch.linalg.qr(normal(1, 50, 3)).Q
+    undecided = torch.stack([q[:, 0], q[:, 0] + 3e-13 * q[:, 1], q[:, 0] + 5e-15 * q[:, 2]], 1)
+    with pytest.raises(ValueError, match="no gap"):
+        numerical_nullity(undecided)
+
+
+# --- the gauge, and what leaves the function alone --------------------------------------------------------
+
+
+def test_the_counterexample_to_proposition_1():
+    G, H = pair()
+    assert G.beta0[-1] == H.beta0[-1] == 0
+    assert max(apart(G, H, PERTURBED, expert) for expert in EXPERTS) < 1e-13
+    assert voronoi_loss(H, G, "L3") > 0.1 and voronoi_loss(H, G, "L2") > 0.1
+
+
+@given(seed=st.integers(0, 50), k=st.integers(2, 5), d=st.integers(2, 6))
+@settings(max_examples=20, deadline=None)
+def test_a_common_shift_keeps_the_function_and_one_atom_left_behind_changes_it(seed, k, d):
+    c = 0.05 * normal(seed + 1, d)
+    G = draw_measure(k, d, seed, router_scale=0.1)
+    for router in (PERTURBED, Router("linear")):
+        H = shifted(G, c, router)
+        assert apart(G, H, router) < 1e-13
+        left = H.beta1.clone()
+        left[-1] = G.beta1[-1]
+        assert apart(G, H.with_(beta1=left), router) > 1e-7
+        assert (H.beta1 - G.beta1).norm() > 1e-3
+
+
+@pytest.mark.parametrize("k, d", [(2, 4), (3, 4), (4, 4)])
+def test_the_cosine_fibre_is_a_sphere_and_two_points_at_the_end(k, d):
+    G = draw_measure(k, d, k)
+    shifts = torch.stack([cosine_shift(G, normal(i, d)) for i in range(40)])
+    for c in shifts:
+        assert apart(G, shifted(G, c, COSINE), COSINE, "tanh") < 1e-13
+    s = COSINE.embedding(G.beta1)
+    assert torch.allclose((s + shifts[:, None]).norm(dim=2), torch.ones(40, k, dtype=s.dtype))
+    assert torch.linalg.matrix_rank(shifts, rtol=1e-9) == d - k + 1
+    assert len(torch.unique(shifts.round(decimals=8), dim=0)) == (2 if k == d else 40)
+    assert shifts.norm(dim=1).max() > 0.1
+    with pytest.raises(ValueError, match="cosine router reaches norm 1"):
+        shifted(G, 1.01 * shifts[shifts.norm(dim=1).argmax()], COSINE)
+
+
+@pytest.mark.parametrize("expert, p", [("linear", 1), ("relu", 1), ("quadratic", 2), ("cubic", 3)])
+def test_homogeneous_experts_split_exactly(expert, p):
+    G = draw_measure(3, 3, 0, router_scale=0.1)
+    share, c1 = 0.3, 0.8
+    c2 = ((1 - share * c1**p) / (1 - share)) ** (1 / p)
+
+    def in_two(first, second):
+        move = torch.cat([torch.zeros(2, 3, dtype=torch.float64), (real([first, second]) - 1)[:, None] * G.eta[1]], 1)
+        return split(G, {1: move}, PERTURBED, share)
+
+    H = in_two(c1, c2)
+    assert len(H) == 4 and voronoi_loss(H, G, "L2") > 0.005
+    assert torch.allclose(H.beta0.exp().sum(), G.beta0.exp().sum())
+    assert apart(G, H, PERTURBED, expert) < 1e-13
+    assert apart(G, in_two(c1, 1.1 * c2), PERTURBED, expert) > 1e-4
+    assert apart(G, H, PERTURBED, "tanh") > 1e-5
+
+
+def test_all_atoms_split_in_the_router_keep_every_function_and_all_but_one_do_not():
+    G, c = draw_measure(3, 3, 0, router_scale=0.1), torch.cat([real([0.3, 0.2, -0.1]), torch.zeros(4).double()])
+    moves = {j: torch.stack([c, -c]) for j in range(3)}
+    H = split(G, moves, PERTURBED)
+    assert len(H) == 6 and voronoi_loss(H, G, "L2") > 0.01
+    for expert in EXPERTS:
+        assert apart(G, H, PERTURBED, expert) < 1e-13
+    del moves[2]
+    assert apart(G, split(G, moves, PERTURBED), PERTURBED, "tanh") > 1e-5
+
+
+def test_relu_across_is_seen_at_order_three_halves():
+    G = MixingMeasure(real([0]), real([[0.1, 0]]), real([[1, 0, 0]]))
+    x = torch.stack([torch.linspace(-1, 1, 200_001).double(), torch.zeros(200_001).double()], 1)
+    for size in (0.05, 0.3):
+        H = split(G, {0: size * torch.eye(5, dtype=torch.float64)[[4, 4]] * real([[1], [-1]])}, PERTURBED)
+        difference = regression_function(H, x, PERTURBED) - regression_function(G, x, PERTURBED)
+        assert abs(float(difference.square().mean().sqrt()) / ((0.5 / 6) ** 0.5 * size**1.5) - 1) < 1e-3
+
+
+# --- the constant of the lower bound -----------------------------------------------------------------------
+
+
+def test_lower_bound_constant_in_two_dimensions():
+    J, blocks = normal(0, 30, 2), [([0], 2.0), ([1], 0.5)]
+    angle = torch.linspace(0, 3.1415926536, 200_001).double()
+    delta = torch.stack([angle.cos(), angle.sin()])
+    ratios = (J @ delta).norm(dim=0) / 30**0.5 / (2 * delta[0].abs() + 0.5 * delta[1].abs())
+    found = lower_bound_constant(J, blocks)
+    assert abs(found.found / float(ratios.min()) - 1) < 1e-6
+    assert 0 < found.certified <= found.found
+    v = found.direction
+    assert abs(float((J @ v).norm()) / 30**0.5 / float(2 * v[0].abs() + 0.5 * v[1].abs()) / found.found - 1) < 1e-9
+
+
+@pytest.mark.parametrize("expert", ["relu", "tanh"])
+def test_the_constant_bounds_the_ratio_of_theorem_6(expert):
+    G, x = draw_measure(3, 3, 0, router_scale=0.1), uniform_inputs(5000, 3, 1)
+    J = jacobian(G, x, PERTURBED, expert)
+    columns, blocks = loss_blocks(G, held=2)
+    constant = lower_bound_constant(J[:, columns], blocks)
+    assert 0 < constant.certified <= constant.found < 2 * constant.certified
+    f = regression_function(G, x, PERTURBED, expert)
+    delta = torch.zeros(30, J.shape[1], dtype=J.dtype)
+    delta[:, columns] = normal(2, 30, len(columns))
+    delta[0, columns] = constant.direction
+    for v in delta:
+        H = moved(G, 1e-5 * v / v.norm())
+        assert H.beta1[2].equal(G.beta1[2]) and H.beta0[2] == G.beta0[2]
+        loss = voronoi_loss(H, G, "L3")
+        by_blocks = sum(w * float((1e-5 * v / v.norm())[columns][block].norm()) for block, w in blocks)
+        assert abs(loss / by_blocks - 1) < 1e-3
+        ratio = float((regression_function(H, x, PERTURBED, expert) - f).square().mean().sqrt()) / loss
+        assert ratio > 0.999 * constant.certified
+        if v is delta[0] or v.equal(delta[0]):
+            assert abs(ratio / constant.found - 1) < 1e-2
+
+
+# --- Definitions 1 and 2 -----------------------------------------------------------------------------------
+
+
+def functions(router, expert, d, order, seed=0):
+    beta1, eta = normal(seed, d), normal(seed + 1, 1 if expert == "constant" else d + 1)
+    found = derivatives(Router(router), expert, beta1, eta, uniform_inputs(1500, d, 5), order)
+    named = relations(Router(router), expert, beta1, eta, order)
+    rows = [[row.get(key, 0.0) for key in found] for row in itertools.chain(*named.values())]
+    assert all(key in found for rows_ in named.values() for row in rows_ for key in row)
+    return torch.stack(list(found.values()), 1), real(rows).view(len(rows), len(found))
+
+
+@pytest.mark.parametrize("router, expert", list(itertools.product(ROUTERS, KINDS)))
+@pytest.mark.parametrize("d, order", [(2, 1), (4, 1), (2, 2), (3, 2)])
+def test_relations_are_counted_predicted_and_named(router, expert, d, order):
+    M, C = functions(router, expert, d, order)
+    assert numerical_nullity(M) == relations_formula(router, expert, d, order)
+    assert torch.linalg.matrix_rank(C) == relations_formula(router, expert, d, order) if len(C) else not len(C)
+    assert (M @ C.T).abs().max() < 1e-11 * M.abs().max() if len(C) else True
+
+
+@pytest.mark.parametrize("router, expert", [("perturbed", "tanh"), ("cosine", "cubic"), ("linear", "quadratic")])
+def test_a_wrong_coefficient_breaks_every_relation(router, expert):
+    M, C = functions(router, expert, 3, 2)
+    for row in C:
+        wrong = row.clone()
+        wrong[row.abs().argmax()] *= -1
+        assert (M @ wrong).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_derivatives_against_differences(router):
+    beta1, eta, x, r = normal(0, 2), normal(1, 3), uniform_inputs(50, 2, 2), Router(router)
+    found = derivatives(r, "tanh", beta1, eta, x, 2)
+
+    def H(move):
+        b, e = (torch.cat([beta1, eta]) + move).split([2, 3])
+        return ((r.embedding(b) * r.feature(x)).sum(1)).exp() * torch.tanh(x @ e[:2] + e[2])
+
+    unit = 1e-4 * torch.eye(5, dtype=torch.float64)
+    assert torch.allclose(found[()], H(torch.zeros(5).double()))
+    for i, j in itertools.combinations_with_replacement(range(5), 2):
+        by_difference = (
+            H(unit[i] + unit[j]) - H(unit[i] - unit[j]) - H(unit[j] - unit[i]) + H(-unit[i] - unit[j])
+        ) / 4e-8
+        assert torch.allclose(found[i, j], by_difference, atol=1e-5)
+        assert torch.allclose(found[(i,)], (H(unit[i]) - H(-unit[i])) / 2e-4, atol=1e-6)
+
+
+# --- condition (S) -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expert", [e for e in EXPERTS if e != "relu"])
+def test_tangent_functions_against_automatic_differentiation(expert):
+    G, x = draw_measure(2, 3, 0), uniform_inputs(6, 3, 1)
+    first, second = tangent_functions(G, x, PERTURBED, expert)
+    f, phi = regression_function(G, x, PERTURBED, expert), expert_profile(expert).value
+    u, s = PERTURBED.feature(x), PERTURBED.embedding(G.beta1)
+    D = (u @ s.T + G.beta0).exp().sum(1)
+    for j, n in itertools.product(range(2), range(6)):
+        psi = lambda v, n=n: (v[:3] @ u[n]).exp() * (phi(v[3:6] @ x[n] + v[6]) - f[n]) / D[n]  # noqa: E731
+        at = torch.cat([s[j], G.eta[j]])
+        expected = torch.cat([psi(at)[None], torch.autograd.functional.jacobian(psi, at)])
+        assert torch.allclose(first[n, j], expected, atol=1e-12)
+        assert torch.allclose(second[n, j], torch.autograd.functional.hessian(psi, at), atol=1e-12)
+
+
+def residual(G, x, expert, atoms, T):
+    """What is left of 1/2 sum <T_j, grad^2 Psi_j> / D_G off the tangent functions, by least squares."""
+    first, second = tangent_functions(G, x, PERTURBED, expert)
+    value = 0.5 * torch.einsum("nkij,kij->n", second[:, atoms], T)
+    J = first.flatten(1)
+    J = J / J.norm(dim=0)
+    left = value - J @ (torch.linalg.pinv(J, rtol=1e-12) @ value)
+    return float(left.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("expert", ["tanh", "gelu"])
+def test_separation_of_smooth_experts_is_certified(expert):
+    G, x = draw_measure(2, 2, 0, router_scale=0.1), uniform_inputs(1000, 2, 1)
+    found = separation(G, x, PERTURBED, expert, [1])
+    assert 1e-6 < found.certified <= found.found < 1.2 * found.certified
+    assert (
+        torch.linalg.eigvalsh(found.T).min() > -1e-12 and abs(float(found.T.diagonal(dim1=1, dim2=2).sum()) - 1) < 1e-9
+    )
+    assert abs(residual(G, x, expert, [1], found.T) / found.found - 1) < 1e-6
+    for seed in range(30):
+        v = normal(seed, 1, 5, 1 + seed % 4)
+        T = v @ v.mT
+        assert residual(G, x, expert, [1], T / T.diagonal(dim1=1, dim2=2).sum()) >= found.certified
+
+
+def test_separation_vanishes_where_there_is_an_exact_split():
+    G, x = draw_measure(2, 2, 0, router_scale=0.1), uniform_inputs(1000, 2, 1)
+    for expert in ("tanh", "gelu", "quadratic"):
+        every = separation(G, x, PERTURBED, expert, [0, 1])
+        assert every.found < 1e-12 and every.certified < 1e-12
+        assert every.T.diagonal(dim1=1, dim2=2).sum(1).min() > 1e-3  # both atoms take part
+    along = torch.cat([torch.zeros(2, dtype=torch.float64), G.eta[0]])
+    for expert in ("quadratic", "cubic", "linear"):
+        assert separation(G, x, PERTURBED, expert, [0], tries=((0, along),)).found < 1e-12
+    assert separation(G, x, PERTURBED, "tanh", [0], tries=((0, along),)).found > 1e-6
+
+
+# --- bad input ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: nullity("dense", 3, 3), "router: expected one of"),
+        (lambda: nullity("cosine", 1, 3), "k: expected an integer >= 2, got 1"),
+        (lambda: nullity("cosine", 3, 1), "d: expected an integer >= 2, got 1"),
+        (lambda: nullity("perturbed", 3, 3, tau=0.0), "tau: expected a finite number > 0"),
+        (lambda: nullity("perturbed", 3, 3, "swish"), "expert: expected one of"),
+        (lambda: nullity_formula("dense", 3, 3), "router: expected one of"),
+        (lambda: shifted(pair()[0], real([0.9, 0]), PERTURBED), "s: the perturbed router reaches norms below 1"),
+        (lambda: cosine_shift(draw_measure(4, 3, 0), real([1, 0, 0])), "expected at most d = 3 atoms, got 4"),
+        (lambda: cosine_shift(draw_measure(2, 2, 0), real([0, 0])), "direction: expected a part orthogonal"),
+        (lambda: split(pair()[0], {2: torch.zeros(2, 5)}, PERTURBED), "moves, share: expected atoms below 2"),
+        (lambda: split(pair()[0], {0: torch.zeros(2, 5)}, PERTURBED, 1.0), "0 < share < 1"),
+        (lambda: split(pair()[0], {0: torch.ones(2, 5)}, PERTURBED), "s: the perturbed router reaches"),
+        (lambda: lower_bound_constant(normal(0, 9, 2), [([0], 1.0)]), "blocks: expected each of the 2 columns once"),
+        (lambda: lower_bound_constant(torch.ones(9, 2).double(), [([0, 1], 1.0)]), "J: expected full rank"),
+        (lambda: loss_blocks(pair()[0], 2), "held: expected an atom below 2, got 2"),
+        (lambda: relations_formula("cosine", "relu", 3, 3), "order: expected one of"),
+        (lambda: relations_formula("cosine", "swish", 3, 2), "expert: expected one of"),
+        (lambda: relations_formula("cosine", "relu", 1, 2), "d: expected an integer >= 2"),
+        (lambda: relations(COSINE, "relu", real([1]), real([1, 2]), 1), "d: expected an integer >= 2"),
+        (
+            lambda: derivatives(COSINE, "relu", real([1, 2]), real([1]), real([[1, 2]]), 1),
+            "eta: expected d . 1 numbers",
+        ),
+        (lambda: derivatives(COSINE, "relu", real([0, 0]), real([1, 1, 1]), real([[1, 2]]), 1), "no zero vectors"),
+        (lambda: tangent_functions(pair()[0], real([[1, 2]]), PERTURBED, "relu"), "twice differentiable"),
+        (lambda: separation(pair()[0], real([[1, 2]]), PERTURBED, "tanh", [2]), "atoms: expected"),
+        (lambda: separation(pair()[0], real([[1, 2]]), PERTURBED, "tanh", [0], steps=0), "steps: expected"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
