@@ -144,6 +144,15 @@ def test_stored_rows_are_whole(name):
         ("exploration", dict(scan="sigma_0", sigma_0=0.1, seed=5), ["winner", "other_features", "routing"]),
         ("outcome", dict(scan="d, sigma_0 = d^-1/3", d=64, seed=2), ["predicted", "empty"]),
         ("beyond_stopping", dict(balance=0.01, seed=1), ["first_test", "first_loss"]),
+        ("voronoi_lse", dict(truth="regular", router="perturbed", k=8, n=1000, rep=3), ["sse", "sse_truth"]),
+        ("voronoi_starts", dict(router="cosine", rep=0), ["near", "far"]),
+        (
+            "voronoi_sgd",
+            dict(figure="2b", router="perturbed", n=1000, rep=5),
+            ["L3_start", "L3", "expert", "regression"],
+        ),
+        ("one_too_many", dict(router="cosine", expert="tanh", k=3, n=1000, rep=1), ["sse", "expert", "direction"]),
+        ("contact", dict(router="perturbed", expert="tanh", split="across", gap=0.1), ["distance"]),
     ],
 )
 def test_stored_rows_tell_the_truth(name, which, columns):

@@ -87,7 +87,7 @@ def normal_matrix(w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "B p p"
     """
     B, n, k = w.shape
     rows, half = min(n, ROWS), k * data.U.shape[-1]
-    H = torch.zeros(B, 2, half, 2, half)
+    H = torch.zeros(B, 2, half, 2, half, dtype=torch.float32)
     factors = [(a[:, :rows].float(), b[:, :rows].float()) for a, b in ((w, data.U), (v, data.X))]
     for start in range(0, rows, CHUNK):
         part = slice(start, start + CHUNK)
