@@ -151,6 +151,8 @@ def test_the_constant_is_attained_and_a_larger_one_is_refuted(r):
     assert two_point_bound(G, long, r) == pytest.approx(2 * float(G.beta0[0].exp()), rel=1e-12)
     assert both(without(G, 0), G, long, r) == pytest.approx(two_point_bound(G, long, r), rel=1e-12)
     assert both(midpoint(G, long), G, long, r) > two_point_bound(G, long, r)
+    for best, other in ((midpoint(G, short), short), (without(G, 0), long)):  # so the larger loss is half the sum
+        assert voronoi_loss(best, G, "L1r", r) == pytest.approx(voronoi_loss(best, other, "L1r", r), rel=1e-12)
 
 
 def test_the_bound_adds_up_over_atoms_and_is_symmetric():
@@ -173,6 +175,25 @@ def test_it_serves_every_pair_with_moved_router_vectors():
     other = shifted(G, real([0.2, 0.1, 0.0]), router)
     assert differ(G, other, router) < 1e-13
     assert both(midpoint(G, other), G, other, 1) == pytest.approx(two_point_bound(G, other), rel=1e-12)
+
+
+def test_unit_vectors_do_not_save_the_cosine_router():
+    """Two unit vectors in the plane: (s_1, s_2) and (-s_2, -s_1) differ by one shift, and have one function."""
+    G = apart(k=2)
+    G = G.with_(beta1=COSINE.embedding(G.beta1))
+    other = G.with_(beta1=-G.beta1[[1, 0]])
+    assert differ(G, other, COSINE) < 1e-13
+    shift = float(G.beta1.sum(0).norm())
+    expected = 2 * float(G.beta0.exp().sum()) * min(1, shift / 2)
+    assert two_point_bound(G, other) == pytest.approx(expected, rel=1e-12)
+    assert two_point_bound(G, other) > 0.1
+
+
+def test_a_small_move_is_always_separated():
+    """Near every G with distinct atoms there is a pair with a positive bound."""
+    for seed in range(10):
+        G = draw_measure(6, 2, seed)
+        assert two_point_bound(G, rescaled(G, real([1.001, 1, 1, 1, 1, 1]))) > 0
 
 
 @pytest.mark.parametrize("r", [1.5, 2, 3])
@@ -257,6 +278,9 @@ def test_the_bound_names_what_differs():
         two_point_bound(G, apart(d=4))
     with pytest.raises(ValueError, match="apart, twice the larger move"):
         two_point_bound(G, rescaled(G, real([99.0, 1.0, 1.0])))
+    twice = MixingMeasure(G.beta0[[0, 1, 1]], G.beta1[[0, 1, 1]], G.eta[[0, 1, 1]])
+    with pytest.raises(ValueError, match="G: expected distinct atoms"):
+        two_point_bound(twice, rescaled(twice, real([1.1, 1.0, 1.0])))
 
 
 @pytest.mark.parametrize("name", ["weight", "noise", "largest"])

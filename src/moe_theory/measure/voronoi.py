@@ -42,11 +42,13 @@ def error_parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: I
     """The errors of G in what its function depends on, and in what it does not.
 
     Atom i of G belongs to atom `cell[i]` of G_star; every atom of G_star has at least one. The first
-    five are roots of summed squares over the atoms of G_star, the last three over the atoms of G,
+    six are roots of summed squares over the atoms of G_star, the last three over the atoms of G,
     weighted by their share in the weight of their cell; they are 0 where a cell has one atom.
 
     - `expert`: of the cell's mean of eta, less eta*;
     - `weight`: of the logarithm of the cell's weight, less beta0*, after the common shift is removed;
+    - `contribution`: of the cell's mean of eta times the factor by which its weight differs from the true
+      one, less eta*: what a homogeneous expert contributes, which does not change when weight is traded for size;
     - `direction`: of the cell's mean of s(beta1), less s(beta1*), after the gauge is removed: the mean
       over cells (linear, perturbed) or its part orthogonal to all s* (cosine, the tangent of the gauge);
     - `shift`: of what was removed there, which the function does not depend on;
@@ -69,6 +71,7 @@ def error_parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: I
 
     s, s_star = router.embedding(G.beta1), router.embedding(G_star.beta1)
     delta, weight = mean(s) - s_star, mass.log() - G_star.beta0
+    weight = weight - weight.mean()
     shift = delta.mean(0)
     if router.kind == "cosine":
         shift = shift - torch.linalg.pinv(s_star) @ (s_star @ shift)
@@ -78,7 +81,8 @@ def error_parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: I
     root = share.sqrt()[:, None]
     parts = {
         "expert": mean(G.eta) - G_star.eta,
-        "weight": weight - weight.mean(),
+        "weight": weight,
+        "contribution": weight.exp()[:, None] * mean(G.eta) - G_star.eta,
         "direction": delta - shift,
         "shift": shift.expand_as(delta),
         "radius": mean(G.beta1.norm(dim=1)) - G_star.beta1.norm(dim=1),

@@ -13,10 +13,11 @@ from moe_theory.theory.identifiability import embedding_slope, jacobian
 def standard_errors(
     G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", noise: float = 0.1
 ) -> dict[str, float]:
-    """Limits of `sqrt(n)` times the root mean square of the parts `expert`, `weight`, `direction` of `error_parts`.
+    """Limits of `sqrt(n)` times the root mean square of four parts of `error_parts`.
 
     With noise of variance sigma^2 the estimator's covariance is `sigma^2 (J^T J)^+` up to the null space
-    of J, and the three parts are made so that they do not depend on what is in it.
+    of J, and the parts `expert`, `weight`, `contribution`, `direction` are made so that they do not depend on what
+    is in it.
 
     Args:
         G: the truth, as many atoms as are fitted.
@@ -36,7 +37,7 @@ def standard_errors(
 
 
 def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
-    """Linear maps from the errors (beta0, beta1, eta) to the three parts."""
+    """Linear maps from the errors (beta0, beta1, eta) to the parts."""
     k, d = G.beta1.shape
     dtype = G.beta1.dtype
     centre = torch.eye(k, dtype=dtype) - 1 / k
@@ -52,4 +53,7 @@ def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
         maps[name] = torch.zeros(blocks[name].shape[0], k * (2 * d + 2), dtype=dtype)
         maps[name][:, column : column + size] = blocks[name]
         column += size
+    by_weight = torch.block_diag(*G.eta.split(1)).T @ centre
+    maps["contribution"] = maps["expert"].clone()
+    maps["contribution"][:, :k] = by_weight
     return maps

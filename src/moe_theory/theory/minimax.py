@@ -54,15 +54,15 @@ def two_point_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> flo
 
     The least value of `L_1r(H, G) + L_1r(H, other)` over all measures H with finitely many atoms; so
     the larger of the two expected losses of an estimator is at least half of it where the data have
-    the same law.
+    the same law. The two losses of the minimizer are equal, so half of it is also attained.
 
     Args:
-        G, other: measures that differ in their router vectors only. Each atom of the one must be at
+        G, other: measures with distinct atoms that differ in their router vectors only. Each atom of the one must be at
             least `2 max(Delta_j, Delta_l)` away from every other atom of the other.
         r: power in L_1r, at least 1.
 
     Raises:
-        ValueError: for an r below 1, or for measures that differ in more or are not so far apart,
+        ValueError: for an r below 1, or for measures that differ in more, repeat an atom or are not so far apart,
             for which the bound is not proved (and, where atoms crowd, not true).
     """
     if not (math.isfinite(r) and r >= 1):
@@ -81,6 +81,8 @@ def two_point_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> flo
             f"other: expected atoms {j} of G and {m} of it at least {float(apart[j, m] - short[j, m]):.4g} "
             f"apart, twice the larger move, got {float(apart[j, m]):.4g}"
         )
+    if (apart == 0).any():  # two atoms that do not move, at one place: their cells are not determined
+        raise ValueError("G: expected distinct atoms, got two that are equal")
     return float(2 * (G.beta0.exp() * (delta / 2).pow(r).clamp_max(1)).sum())
 
 

@@ -21,8 +21,9 @@ from moe_theory.models.experts import Activation
 from moe_theory.models.mixture import MixingMeasure, expert_profile
 from moe_theory.models.routers import Router
 
-ROWS = 20_000
+ROWS = 10_000
 CHUNK = 2_000
+PATIENCE = 3  # steps in a row that gain little before the descent stops
 LARGEST_DAMPING = 1e8
 
 
@@ -32,9 +33,8 @@ class Estimate(NamedTuple):
     Attributes:
         G: B measures.
         sse: (B,) sums of squared residuals.
-        gain: (B,) what the last accepted step took off the sum of squares, over the residual variance
-            sse / n: a statistic that noise alone moves by about the number of unknowns. 0 where no
-            step, however short, improved.
+        gain: (B,) the most that one of the last three steps took off the sum of squares, over the residual
+            variance sse / n: a statistic that noise alone moves by about the number of unknowns.
         steps: (B,) accepted steps.
         converged: (B,) whether `gain` came down to the tolerance.
     """
@@ -159,7 +159,7 @@ def least_squares(
         router: the fitted router; for the cosine the norms of the starts' beta1 come back unchanged.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
         radius: bound on |beta1|, the compact parameter space of assumption A.1 (linear, perturbed).
-        tolerance: stop when a step gains no more than this (see `Estimate`).
+        tolerance: stop when three steps in a row gain no more than this each (see `Estimate`).
         steps: stop after so many.
 
     Raises:
@@ -193,9 +193,10 @@ def _descend(at, data, phi, bound, sphere, tolerance, steps) -> tuple[Tensor, Te
     """Moves `at` in place; sums of squares, last gains and accepted steps of each problem."""
     B, n = data.y.shape
     sse = evaluate(at, data, phi)[0].square().sum(1)
-    gain, damping, taken = torch.full_like(sse, torch.inf), torch.full_like(sse, 1e-3), torch.zeros(B, dtype=torch.long)
+    gain, damping = sse.new_full((B, PATIENCE), torch.inf), torch.full_like(sse, 1e-3)
+    taken = torch.zeros(B, dtype=torch.long)
     for _ in range(steps):
-        live = (gain > tolerance).nonzero()[:, 0]
+        live = (gain.amax(1) > tolerance).nonzero()[:, 0]
         if not len(live):
             break
         here, some = at[live], data.some(live)
@@ -205,19 +206,26 @@ def _descend(at, data, phi, bound, sphere, tolerance, steps) -> tuple[Tensor, Te
         H, g = projected(normal_matrix(w, v, some), g, normal)
         free = (normal == 0).all(-1).all(-1) | sphere
         new, there, damping[live] = _improved(here, sse[live], some, phi, H, g, free, damping[live], bound, sphere)
-        gain[live] = (sse[live] - new) * n / new
+        gain[live] = torch.cat([gain[live, 1:], ((sse[live] - new) * n / new)[:, None]], 1)
         taken[live] += new < sse[live]
         at[live], sse[live] = there, new
-    return sse, gain, taken
+    return sse, gain.amax(1), taken
 
 
 def _improved(here, sse, data, phi, H, g, free, damping, bound, sphere) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of squares, unknowns and dampings after one accepted step, damped until the sum of squares falls."""
+    """Sums of squares, unknowns and dampings after one accepted step, damped until the sum of squares falls.
+
+    The damping is relative to the diagonal of H, which is why H is taken to a basis in which beta0_i
+    moves together with -eta_i: nearly constant gates let a homogeneous expert trade its weight against
+    its size almost freely, and a damping by the size of beta0_i alone would never let it.
+    """
+    C = trades(here)
+    H, g = C.mT @ H @ C, (C.mT @ g[..., None])[..., 0]
     sse, there, diagonal = sse.clone(), here.clone(), torch.diag_embed(H.diagonal(dim1=1, dim2=2))
     waiting = torch.arange(len(here))
     while len(waiting):
         A = H[waiting] + diagonal[waiting] * damping[waiting, None, None]
-        step = torch.linalg.solve(A, g[waiting]).view_as(here[waiting])
+        step = (C[waiting] @ torch.linalg.solve(A, g[waiting])[..., None]).view_as(here[waiting])
         step = constrained(step, here[waiting], sphere, free[waiting])
         tried = retracted(here[waiting] + step, bound, sphere)
         new = evaluate(tried, data.some(waiting), phi)[0].square().sum(1)
@@ -226,3 +234,12 @@ def _improved(here, sse, data, phi, H, g, free, damping, bound, sphere) -> tuple
         damping[waiting] *= torch.where(better, 0.1, 10.0)
         waiting = waiting[~better & (damping[waiting] < LARGEST_DAMPING)]
     return sse, there, damping.clamp(1e-9, LARGEST_DAMPING / 10)
+
+
+def trades(at: Float[Tensor, "B 2 k q"]) -> Float[Tensor, "B p p"]:
+    """The basis of the unknowns in which a unit of beta0_i also moves the expert by -eta_i."""
+    B, _, k, q = at.shape
+    C = torch.eye(2 * k * q, dtype=at.dtype).repeat(B, 1, 1).view(B, 2, k, q, 2, k, q)
+    i = torch.arange(k)
+    C[:, 1, i, :, 0, i, 0] = -at[:, 1].transpose(0, 1)
+    return C.view(B, 2 * k * q, 2 * k * q)
