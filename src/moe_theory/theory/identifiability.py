@@ -5,8 +5,10 @@ Tangents are flat vectors of length `k (2 d + 2)`, ordered beta0 (k), beta1 (k d
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import minimize
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -27,8 +29,12 @@ def embedding_slope(beta1: Float[Tensor, "k d"], router: Router) -> Float[Tensor
     return (eye - s[:, None, :] * direction) / (norm + tau)
 
 
-def jacobian(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu") -> Float[Tensor, "n p"]:
+def jacobian(
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", in_s: bool = False
+) -> Float[Tensor, "n p"]:
     """Derivatives of the regression function at n inputs in all its parameters, beta_0 included.
+
+    With `in_s` the embeddings `s_i` are the parameters, free in R^d, in place of the `beta1_i`.
 
     With `f = sum_i pi_i h_i`: `df/dbeta0_i = pi_i (h_i - f)`, `df/dbeta1_i = pi_i (h_i - f) s'(beta1_i)^T u(x)`,
     `df/deta_i = pi_i phi'(a_i.x + b_i) (x, 1)`.
@@ -36,47 +42,76 @@ def jacobian(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: 
     phi, z, pi, u = expert_profile(expert), preactivations(G, x), gates(G, x, router), router.feature(x)
     h = phi.value(z)
     weight = pi * (h - (pi * h).sum(-1, keepdim=True))
-    by_beta1 = torch.einsum("ni,nd,ide->nie", weight, u, embedding_slope(G.beta1, router))
+    by_beta1 = torch.einsum("ni,nd->nid", weight, u)
+    if not in_s:
+        by_beta1 = torch.einsum("nid,ide->nie", by_beta1, embedding_slope(G.beta1, router))
     inputs = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     by_eta = (pi * phi.slope(z))[:, :, None] * inputs[:, None, :]
     return torch.cat([weight, by_beta1.flatten(1), by_eta.flatten(1)], 1)
 
 
-def numerical_nullity(J: Float[Tensor, "n p"], gap: float = 1e3) -> int:
-    """Columns of J less its rank, decided by the widest gap of the singular values around rounding.
+class Gap(NamedTuple):
+    """Singular values about the limit below which they count as zero, all relative to the largest.
 
-    Columns are scaled to norm 1 first. Singular values below `n eps` of the largest count as zero.
+    Attributes:
+        nullity: how many count as zero.
+        zero: the largest of these, 0 if there are none.
+        kept: the smallest of the others.
+        cut: the limit.
+    """
+
+    nullity: int
+    zero: float
+    kept: float
+    cut: float
+
+
+def singular_gap(J: Float[Tensor, "n p"], gap: float = 1e3) -> Gap:
+    """Columns of J less its rank. Columns are scaled to norm 1 first; the limit is `n eps` of the largest value.
 
     Raises:
-        ValueError: where the smallest counted value is not `gap` times the largest not counted: the
+        ValueError: where the smallest value above the limit is not `gap` times the largest below: the
             sample does not decide.
     """
     scale = J.norm(dim=0)
     sigma = torch.linalg.svdvals(J / torch.where(scale > 0, scale, 1.0))
-    cut = len(J) * torch.finfo(J.dtype).eps * sigma[0]
+    sigma, cut = sigma / sigma[0], len(J) * torch.finfo(J.dtype).eps
     kept, dropped = sigma[sigma > cut], sigma[sigma <= cut]
     if len(dropped) and kept[-1] < gap * dropped[0]:
         raise ValueError(f"J: no gap in its singular values: {float(kept[-1]):.2g} above {float(dropped[0]):.2g}")
-    return J.shape[1] - len(kept)
+    return Gap(J.shape[1] - len(kept), float(dropped[0]) if len(dropped) else 0.0, float(kept[-1]), cut)
 
 
-def nullity(router: str, k: int, d: int, expert: str = "tanh", tau: float = 0.1, seed: int = 0) -> int:
-    """Dimension of the null space of the Jacobian of the regression function in all its parameters.
+def numerical_nullity(J: Float[Tensor, "n p"]) -> int:
+    """Columns of J less its rank, see `singular_gap`."""
+    return singular_gap(J).nullity
 
-    Formula, for a random truth: d + 1 for the linear and the perturbed router, `k + max(d - k, 0) + 1`
-    for the cosine router; the 1 is the common shift of beta_0.
+
+def jacobian_at_random(
+    router: str, k: int, d: int, expert: str = "tanh", tau: float = 0.1, seed: int = 0
+) -> Float[Tensor, "n p"]:
+    """`jacobian` at a random truth and random inputs, three for each parameter.
 
     Args:
         router: "linear", "cosine" or "perturbed".
         k, d: atoms and dimension of the inputs, both at least 2.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
-        seed: draws the truth and the inputs, three for each parameter.
+        seed: draws the truth and the inputs.
     """
     check.choice("router", router, ROUTERS)
     check.integer("k", k, 2), check.integer("d", d, 2)
     G = draw_measure(k, d, seed, router_scale=d**0.5, expert_scale=2.0)
     x = uniform_inputs(3 * k * (2 * d + 2), d, seed + 1)
-    return numerical_nullity(jacobian(G, x, Router(router, tau), expert))
+    return jacobian(G, x, Router(router, tau), expert)
+
+
+def nullity(router: str, k: int, d: int, expert: str = "tanh", tau: float = 0.1, seed: int = 0) -> int:
+    """Dimension of the null space of `jacobian_at_random`.
+
+    Formula: d + 1 for the linear and the perturbed router, `k + max(d - k, 0) + 1` for the cosine router;
+    the 1 is the common shift of beta_0.
+    """
+    return numerical_nullity(jacobian_at_random(router, k, d, expert, tau, seed))
 
 
 def nullity_formula(router: str, k: int, d: int) -> int:
@@ -124,30 +159,29 @@ def shifted(G: MixingMeasure, c: Float[Tensor, " d"], router: Router) -> MixingM
     return G.with_(beta1=router.preimage(router.embedding(G.beta1) + c))
 
 
-def cosine_shift(G: MixingMeasure, direction: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-    """A finite c for which all `s_i + c` have norm 1, where all s_i do.
+def admissible_shifts(
+    s: Float[Tensor, "k d"], starts: int = 100, seed: int = 0, steps: int = 100
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m r"]]:
+    """Solutions c of `|s_i + c| = 1` for all i, by Gauss-Newton steps from normal random c.
 
-    The s_i lie in an affine space whose point nearest to the origin is p, orthogonal to it. Any vector
-    q that is orthogonal to the differences of the s_i and as long as p may take its place: c = q - p.
+    Nothing is assumed about the solutions: each step solves the linearized equations in the least squares
+    sense, and the starts that do not arrive (squared norms 1e-12 from 1) are dropped. A double root, as
+    c = 0 for `s_2 = -s_1`, is found to about 1e-7 only.
 
-    Args:
-        G: a measure for the cosine router, k at most d, directions linearly independent.
-        direction: projected on that orthogonal complement to give the direction of q.
+    Returns:
+        The solutions, and the singular values of the constraints' Jacobian `2 (s_i + c)` at each.
 
     Raises:
-        ValueError: for k above d, or a direction without a part in the complement.
+        ValueError: if the s_i are not unit vectors.
     """
-    s = Router("cosine").embedding(G.beta1)
-    k, d = s.shape
-    if k > d:
-        raise ValueError(f"G: expected at most d = {d} atoms, got {k}: no shift keeps the norms")
-    m = torch.linalg.lstsq(s, torch.ones(k, 1, dtype=s.dtype)).solution[:, 0]
-    p = m / m.dot(m)
-    differences = s[:-1] - s[-1]
-    q = direction - torch.linalg.pinv(differences) @ (differences @ direction)
-    if q.norm() <= 1e-9 * direction.norm():
-        raise ValueError("direction: expected a part orthogonal to the differences of the embeddings, got none")
-    return q * (p.norm() / q.norm()) - p
+    if (s.norm(dim=1) - 1).abs().max() > 1e-9:
+        raise ValueError("s: expected unit vectors")
+    c = torch.randn(starts, s.shape[1], generator=torch.Generator().manual_seed(seed), dtype=s.dtype)
+    for _ in range(check.integer("steps", steps, 1)):
+        A = 2 * (s + c[:, None])
+        c = c - (torch.linalg.pinv(A, rtol=1e-12) @ (A.square().sum(2, keepdim=True) / 4 - 1))[..., 0]
+    arrived = ((s + c[:, None]).square().sum(2) - 1).abs().amax(1) < 1e-12
+    return c[arrived], torch.linalg.svdvals(2 * (s + c[arrived, None]))
 
 
 def split(
@@ -175,6 +209,25 @@ def split(
     return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))
 
 
+def centred(G: MixingMeasure, router: Router) -> MixingMeasure:
+    """G moved by the gauge so that `sum w_i = 1` and `sum w_i s_i = 0`; ValueError if an s_i leaves the ball."""
+    weight = torch.softmax(G.beta0, 0)
+    return shifted(G.with_(beta0=weight.log()), -weight @ router.embedding(G.beta1), router)
+
+
+def centred_tangents(G: MixingMeasure, router: Router) -> Float[Tensor, "p m"]:
+    """Orthonormal basis of the `(dbeta0, ds, deta)` that keep a centred G centred to first order.
+
+    `sum w_i dbeta0_i = 0` and `sum w_i (dbeta0_i s_i + ds_i) = 0`; m = p - d - 1.
+    """
+    (k, d), w = G.beta1.shape, G.beta0.exp()
+    rows = w.new_zeros(d + 1, k * (2 * d + 2))
+    rows[0, :k] = w
+    rows[1:, :k] = (w[:, None] * router.embedding(G.beta1)).T
+    rows[1:, k : k + k * d] = torch.einsum("j,ab->ajb", w, torch.eye(d, dtype=w.dtype)).flatten(1)
+    return torch.linalg.svd(rows).Vh[d + 1 :].T
+
+
 class Constant(NamedTuple):
     """The smallest ratio of `|J delta|` to a weighted sum of block norms of delta.
 
@@ -190,27 +243,29 @@ class Constant(NamedTuple):
 
 
 def lower_bound_constant(
-    J: Float[Tensor, "n p"], blocks: list[tuple[list[int], float]], starts: int = 50, steps: int = 300
+    J: Float[Tensor, "n p"],
+    blocks: list[tuple[list[int], float]],
+    basis: Float[Tensor, "p m"] | None = None,
+    starts: int = 50,
+    steps: int = 300,
 ) -> Constant:
-    """`min |J delta| / (sqrt(n) N(delta))` for the norm `N(delta) = sum_blocks weight |delta_block|`.
+    """`min |J delta| / (sqrt(n) N(delta))` over the span of `basis`, `N(delta) = sum_blocks weight |delta_block|`.
 
-    On the ellipsoid `|J delta| <= sqrt(n)`, `delta = R^-1 y` with `|y| <= 1`. N is convex, so it climbs when
+    On the ellipsoid `|J delta| <= sqrt(n)`, `delta = M y` with `|y| <= 1`. N is convex, so it climbs when
     y is replaced by the maximizer of N's linearization; the best of several starts is kept. The certificate:
     N is at most the sum of the blocks' spectral norms, and at most `sqrt(number of blocks)` times the
-    spectral norm of all blocks together, each block of R^-1 with its weight.
+    spectral norm of all blocks together, each block of rows of M with its weight.
 
     Raises:
-        ValueError: if the blocks do not name every column once, or J has not full rank.
+        ValueError: if the blocks do not name every column once, or J has not full rank on the span.
     """
     if sorted(i for block, _ in blocks for i in block) != list(range(J.shape[1])):
         raise ValueError(f"blocks: expected each of the {J.shape[1]} columns once")
-    if numerical_nullity(J):
-        raise ValueError("J: expected full rank, got a null direction, where the constant is 0")
-    inverse = torch.linalg.inv(torch.linalg.qr(J / len(J) ** 0.5).R)
-    parts = [weight * inverse[block] for block, weight in blocks]
+    M = whitened(J, torch.eye(J.shape[1], dtype=J.dtype) if basis is None else basis)
+    parts = [weight * M[block] for block, weight in blocks]
     together = float(torch.linalg.matrix_norm(torch.cat(parts), 2)) * len(parts) ** 0.5
     apart = sum(float(torch.linalg.matrix_norm(part, 2)) for part in parts)
-    draws = torch.randn(starts, len(inverse), generator=torch.Generator().manual_seed(0), dtype=J.dtype)
+    draws = torch.randn(starts, M.shape[1], generator=torch.Generator().manual_seed(0), dtype=J.dtype)
     y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws])
     for _ in range(check.integer("steps", steps, 1)):
         y = y / y.norm(dim=1, keepdim=True)
@@ -218,34 +273,90 @@ def lower_bound_constant(
     y = y / y.norm(dim=1, keepdim=True)
     reached = sum((y @ part.T).norm(dim=1) for part in parts)
     best = int(reached.argmax())
-    return Constant(1 / float(reached[best]), 1 / min(apart, together), inverse @ y[best])
+    return Constant(1 / float(reached[best]), 1 / min(apart, together), M @ y[best])
 
 
-def loss_blocks(G: MixingMeasure, held: int) -> tuple[list[int], list[tuple[list[int], float]]]:
-    """The blocks of L_3 (Eq. 12) near G, with the router of atom `held` left out.
+def whitened(J: Float[Tensor, "n p"], basis: Float[Tensor, "p m"]) -> Float[Tensor, "p m"]:
+    """M with the span of `basis` and `|J M y| = sqrt(n) |y|`; ValueError if J has not full rank there."""
+    A = J @ basis
+    if numerical_nullity(A):
+        raise ValueError("J: expected full rank, got a null direction, where the constant is 0")
+    return basis @ torch.linalg.inv(torch.linalg.qr(A / len(J) ** 0.5).R)
 
-    To first order `L_3 = sum_j exp(beta0_j) (|dbeta0_j| + |dbeta1_j| + |deta_j|)`.
 
-    Returns:
-        Columns of `jacobian` that remain, and for `lower_bound_constant` the blocks within them.
+def loss_blocks(G: MixingMeasure) -> list[tuple[list[int], float]]:
+    """The blocks of L_3 (Eq. 12) near G for `lower_bound_constant`, columns as in `jacobian`.
 
-    Raises:
-        ValueError: for an atom that is not there.
+    To first order `L_3 = sum_j exp(beta0_j) (|dbeta0_j| + |dbeta1_j| + |deta_j|)`, or with ds_j for dbeta1_j.
     """
     k, d = len(G), G.d
-    if held not in range(k):
-        raise ValueError(f"held: expected an atom below {k}, got {held!r}")
-    columns, blocks = [], []
+    blocks = []
     for j in range(k):
         beta1 = list(range(k + j * d, k + (j + 1) * d))
         eta = list(range(k + k * d + j * (d + 1), k + k * d + (j + 1) * (d + 1)))
-        for block in [eta] if j == held else [[j], beta1, eta]:
-            blocks.append((list(range(len(columns), len(columns) + len(block))), float(G.beta0[j].exp())))
-            columns += block
-    return columns, blocks
+        blocks += [(block, float(G.beta0[j].exp())) for block in ([j], beta1, eta)]
+    return blocks
 
 
 def moved(G: MixingMeasure, delta: Float[Tensor, " p"]) -> MixingMeasure:
     """G with the tangent `delta` added to its parameters."""
     beta0, beta1, eta = delta.split([G.beta0.numel(), G.beta1.numel(), G.eta.numel()])
     return MixingMeasure(G.beta0 + beta0, G.beta1 + beta1.view_as(G.beta1), G.eta + eta.view_as(G.eta))
+
+
+def centred_ratio(
+    G_star: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str, delta: Float[Tensor, " p"]
+) -> tuple[Tensor, Tensor]:
+    """`(|f_G - f_*|, L_3(G, G_*))` for G = G_* + delta in `(beta0, s, eta)`, centred; both differentiable in delta.
+
+    G_star is centred. The norm is the root mean square over x. L_3 is taken with s for beta1, every atom in
+    the cell of its own atom of G_star.
+    """
+    k, d = G_star.beta1.shape
+    by_beta0, by_s, by_eta = delta.split([k, k * d, k * (d + 1)])
+    s_star, w_star = router.embedding(G_star.beta1), G_star.beta0.exp()
+    beta0, s, eta = G_star.beta0 + by_beta0, s_star + by_s.view(k, d), G_star.eta + by_eta.view(k, d + 1)
+    w = torch.softmax(beta0, 0)
+    s = s - w @ s
+    h, u = expert_profile(expert).value, router.feature(x)
+    f = (torch.softmax(u @ s.T + beta0, 1) * h(preactivations(G_star.with_(eta=eta), x))).sum(1)
+    f_star = (gates(G_star, x, router) * h(preactivations(G_star, x))).sum(1)
+    loss = (w - w_star).abs().sum() + w @ ((s - s_star).norm(dim=1) + by_eta.view(k, d + 1).norm(dim=1))
+    return (f - f_star).square().mean().sqrt(), loss
+
+
+def smallest_ratio(
+    G_star: MixingMeasure,
+    x: Float[Tensor, "n d"],
+    router: Router,
+    expert: str,
+    radius: float,
+    M: Float[Tensor, "p m"],
+    starts: Float[Tensor, "a m"],
+) -> Float[np.ndarray, "a 2"]:
+    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, delta in the span of M, `|delta| = radius`.
+
+    By BFGS in y, `delta = radius M y / |M y|`; M from `whitened` makes the function's change about `|y|`.
+
+    Returns:
+        For each start, L_3 and the ratio at the end.
+    """
+    check.positive("radius", radius)
+    ends = []
+
+    def at(y: Tensor) -> tuple[Tensor, Tensor]:
+        delta = M @ y
+        return centred_ratio(G_star, x, router, expert, radius * delta / delta.norm())
+
+    def logarithm(y: np.ndarray) -> tuple[float, np.ndarray]:
+        y = torch.from_numpy(y).requires_grad_()
+        change, loss = at(y)
+        value = change.log() - loss.log()
+        value.backward()
+        return value.item(), y.grad.numpy()
+
+    for y in starts:
+        found = minimize(logarithm, (y / y.norm()).numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 200})
+        change, loss = at(torch.from_numpy(found.x))
+        ends.append((float(loss), float(change / loss)))
+    return np.array(ends)
