@@ -11,6 +11,7 @@ import re
 from itertools import cycle, islice
 
 import matplotlib.pyplot as plt
+import numpy as np
 import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.figure import Figure
@@ -74,6 +75,12 @@ def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 
 def legend_above(figure: Figure, axes, columns: int = 2) -> None:
     """Put the legend of `axes` above the figure, where it covers no data."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncol=columns)
+
+
+def band(ax, sizes, values, color: str, label: str | None = None, style: str = "-") -> None:
+    """Root mean square of `values` (sizes, repetitions) on log-log axes, and the band of their middle 90%."""
+    ax.loglog(sizes, np.sqrt((values**2).mean(1)), style, color=color, label=label, marker="o", ms=4)
+    ax.fill_between(sizes, *np.quantile(values, [0.05, 0.95], axis=1), color=color, alpha=0.2, lw=0)
 
 
 def plain_ticks(axis, values) -> None:

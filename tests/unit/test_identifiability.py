@@ -11,6 +11,7 @@ from moe_theory.models.mixture import EXPERTS, MixingMeasure, draw_measure, expe
 from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import uniform_inputs
 from moe_theory.theory.function_sets import (
+    count_relations,
     derivatives,
     relations,
     relations_formula,
@@ -18,17 +19,23 @@ from moe_theory.theory.function_sets import (
     tangent_functions,
 )
 from moe_theory.theory.identifiability import (
-    cosine_shift,
+    admissible_shifts,
+    bump_square,
+    centred,
+    centred_ratio,
+    centred_tangents,
     jacobian,
     loss_blocks,
     lower_bound_constant,
-    moved,
     null_vectors,
     nullity,
     nullity_formula,
     numerical_nullity,
     shifted,
+    singular_gap,
+    smallest_ratio,
     split,
+    whitened,
 )
 
 PERTURBED, COSINE = Router("perturbed"), Router("cosine")
@@ -109,6 +116,13 @@ def test_the_nullity_at_the_papers_truth():
     assert numerical_nullity(jacobian(truth("regular"), x, COSINE, "relu")) == nullity_formula("cosine", 8, 32)
 
 
+def test_two_relu_experts_with_one_router_trade_weights_against_sizes():
+    G, x, factor = truth("paper"), uniform_inputs(500, 32, 0), real([1.4, 0.6])  # the last two routers are zero, w = 1
+    H = G.with_(beta0=torch.cat([G.beta0[:6], factor.log()]), eta=torch.cat([G.eta[:6], G.eta[6:] / factor[:, None]]))
+    difference = regression_function(H, x, PERTURBED) - regression_function(G, x, PERTURBED)
+    assert difference.abs().max() < 1e-13 and voronoi_loss(H, G, "L3") > 1
+
+
 def test_numerical_nullity_counts_dependent_and_zero_columns():
     J = normal(0, 50, 4)
     assert numerical_nullity(J) == 0
@@ -143,19 +157,51 @@ def test_a_common_shift_keeps_the_function_and_one_atom_left_behind_changes_it(s
         assert (H.beta1 - G.beta1).norm() > 1e-3
 
 
-@pytest.mark.parametrize("k, d", [(2, 4), (3, 4), (4, 4)])
-def test_the_cosine_fibre_is_a_sphere_and_two_points_at_the_end(k, d):
+@pytest.mark.parametrize("k, d", [(2, 4), (3, 4), (4, 4), (6, 4), (3, 2)])
+def test_the_cosine_fibre_is_a_sphere_and_two_points_at_k_equal_d_and_one_above(k, d):
     G = draw_measure(k, d, k)
-    shifts = torch.stack([cosine_shift(G, normal(i, d)) for i in range(40)])
+    s = COSINE.embedding(G.beta1)
+    shifts, sigma = admissible_shifts(s, starts=40)
+    assert len(shifts) == 40 and sigma.shape == (40, min(k, d))
     for c in shifts:
         assert apart(G, shifted(G, c, COSINE), COSINE, "tanh") < 1e-13
+    differences = s[1:] - s[0]
+    o = s[0] - torch.linalg.pinv(differences) @ (differences @ s[0])
+    assert (shifts @ differences.T).abs().max() < 1e-9
+    assert ((shifts + o).norm(dim=1) - o.norm()).abs().max() < 1e-9
+    assert len(torch.unique(shifts.round(decimals=6), dim=0)) == (40 if k < d else 2 if k == d else 1)
+    assert (sigma[:, -1] > 1e-6 * sigma[:, 0]).all()  # rank min(k, d): a manifold of dimension d - k
+    if k < d:
+        assert torch.linalg.matrix_rank(shifts, rtol=1e-9) == d - k + 1
+    if k <= d:
+        with pytest.raises(ValueError, match="cosine router reaches norm 1"):
+            shifted(G, 1.01 * shifts[shifts.norm(dim=1).argmax()], COSINE)
+
+
+def test_opposite_directions_have_null_shifts_and_no_other_solution():
+    s = COSINE.embedding(normal(0, 1, 4)) * real([[1], [-1]])
+    shifts, sigma = admissible_shifts(s, starts=40)
+    assert len(shifts) == 40 and shifts.abs().max() < 1e-6
+    assert (sigma[:, 1] < 1e-6).all()
+
+
+def test_a_cosine_measure_and_its_mirror_image_mix_without_a_trace():
+    G = draw_measure(3, 3, 1)
     s = COSINE.embedding(G.beta1)
-    assert torch.allclose((s + shifts[:, None]).norm(dim=2), torch.ones(40, k, dtype=s.dtype))
-    assert torch.linalg.matrix_rank(shifts, rtol=1e-9) == d - k + 1
-    assert len(torch.unique(shifts.round(decimals=8), dim=0)) == (2 if k == d else 40)
-    assert shifts.norm(dim=1).max() > 0.1
-    with pytest.raises(ValueError, match="cosine router reaches norm 1"):
-        shifted(G, 1.01 * shifts[shifts.norm(dim=1).argmax()], COSINE)
+    shifts, _ = admissible_shifts(s)
+    c = shifts[shifts.norm(dim=1).argmax()]
+    moves = torch.stack([torch.zeros(7).double(), torch.cat([c, torch.zeros(4).double()])])
+    H = split(G, {j: moves for j in range(3)}, COSINE, 0.3)
+    for expert in EXPERTS:
+        assert apart(G, H, COSINE, expert) < 1e-13
+    assert apart(G, split(G, {0: moves}, COSINE, 0.3), COSINE, "tanh") > 1e-5
+
+
+def test_z_squared_plus_z_splits_like_z_squared():
+    z, c1 = torch.linspace(-2, 2, 9).double(), 1.2
+    c2 = (2 - c1**2) ** 0.5
+    first, second = (c * (z + 0.5) - 0.5 for c in (c1, c2))
+    assert ((first**2 + first + second**2 + second) / 2 - z**2 - z).abs().max() < 1e-14
 
 
 @pytest.mark.parametrize("expert, p", [("linear", 1), ("relu", 1), ("quadratic", 2), ("cubic", 3)])
@@ -196,6 +242,21 @@ def test_relu_across_is_seen_at_order_three_halves():
         assert abs(float(difference.square().mean().sqrt()) / ((0.5 / 6) ** 0.5 * size**1.5) - 1) < 1e-3
 
 
+def test_the_square_of_the_bump_against_its_law_and_random_inputs():
+    G, e, x = draw_measure(2, 3, 0), normal(1, 4), uniform_inputs(200_000, 3, 2)
+    G.eta[0, 3] = 0.1
+    off = []
+    for t in (0.2, 0.05, 0.0125):
+        quadrature, law = bump_square(G, e, t, PERTURBED)
+        off.append(abs(quadrature / law - 1))
+    assert off[2] < off[0] and off[2] < 0.02
+    step = torch.cat([torch.zeros(3).double(), 0.2 * e])
+    H = split(G, {0: torch.stack([step, -step])}, PERTURBED)
+    square = (regression_function(H, x, PERTURBED) - regression_function(G, x, PERTURBED)).square()
+    error = float(square.std()) / len(x) ** 0.5
+    assert abs(float(square.mean()) - bump_square(G, e, 0.2, PERTURBED)[0]) < 5 * error + 0.01 * float(square.mean())
+
+
 # --- the constant of the lower bound -----------------------------------------------------------------------
 
 
@@ -211,27 +272,49 @@ def test_lower_bound_constant_in_two_dimensions():
     assert abs(float((J @ v).norm()) / 30**0.5 / float(2 * v[0].abs() + 0.5 * v[1].abs()) / found.found - 1) < 1e-9
 
 
+def test_centred_measures_and_their_tangents():
+    G = centred(draw_measure(3, 3, 0, router_scale=0.1), PERTURBED)
+    w, s, basis = G.beta0.exp(), PERTURBED.embedding(G.beta1), centred_tangents(G, PERTURBED)
+    assert abs(float(w.sum()) - 1) < 1e-14 and (w @ s).abs().max() < 1e-14
+    assert apart(G, draw_measure(3, 3, 0, router_scale=0.1), PERTURBED) < 1e-13
+    assert basis.shape == (24, 20) and torch.allclose(basis.T @ basis, torch.eye(20).double())
+    for v in basis.T:
+        beta0, moved_s = G.beta0 + 1e-6 * v[:3], s + 1e-6 * v[3:12].view(3, 3)
+        assert abs(float(beta0.exp().sum()) - 1) < 1e-11 and (beta0.exp() @ moved_s).abs().max() < 1e-11
+    gauge = torch.zeros(24).double()
+    gauge[3:12] = real([1, 2, 3]).repeat(3)
+    assert (gauge - basis @ (basis.T @ gauge)).norm() > 0.1
+    with pytest.raises(ValueError, match="reaches norms below 1"):
+        centred(MixingMeasure(real([0, 3]), real([[90, 0], [-90, 0]]), torch.ones(2, 3).double()), PERTURBED)
+
+
 @pytest.mark.parametrize("expert", ["relu", "tanh"])
 def test_the_constant_bounds_the_ratio_of_theorem_6(expert):
-    G, x = draw_measure(3, 3, 0, router_scale=0.1), uniform_inputs(5000, 3, 1)
-    J = jacobian(G, x, PERTURBED, expert)
-    columns, blocks = loss_blocks(G, held=2)
-    constant = lower_bound_constant(J[:, columns], blocks)
+    G, x = centred(draw_measure(3, 3, 0, router_scale=0.1), PERTURBED), uniform_inputs(3000, 3, 1)
+    J, basis = jacobian(G, x, PERTURBED, expert, in_s=True), centred_tangents(G, PERTURBED)
+    assert numerical_nullity(J) == 4 and singular_gap(J @ basis).zero == 0
+    constant, M = lower_bound_constant(J, loss_blocks(G), basis), whitened(J, basis)
     assert 0 < constant.certified <= constant.found < 2 * constant.certified
-    f = regression_function(G, x, PERTURBED, expert)
-    delta = torch.zeros(30, J.shape[1], dtype=J.dtype)
-    delta[:, columns] = normal(2, 30, len(columns))
-    delta[0, columns] = constant.direction
-    for v in delta:
-        H = moved(G, 1e-5 * v / v.norm())
-        assert H.beta1[2].equal(G.beta1[2]) and H.beta0[2] == G.beta0[2]
-        loss = voronoi_loss(H, G, "L3")
-        by_blocks = sum(w * float((1e-5 * v / v.norm())[columns][block].norm()) for block, w in blocks)
-        assert abs(loss / by_blocks - 1) < 1e-3
-        ratio = float((regression_function(H, x, PERTURBED, expert) - f).square().mean().sqrt()) / loss
-        assert ratio > 0.999 * constant.certified
-        if v is delta[0] or v.equal(delta[0]):
-            assert abs(ratio / constant.found - 1) < 1e-2
+    starts = normal(2, 4, M.shape[1])
+    starts[0] = torch.linalg.lstsq(M, constant.direction).solution
+    assert abs(float((J @ (M @ starts[1])).norm()) / len(x) ** 0.5 / float(starts[1].norm()) - 1) < 1e-9
+    for v in starts @ M.T:
+        change, loss = centred_ratio(G, x, PERTURBED, expert, 1e-5 * v / v.norm())
+        assert change / loss > 0.999 * constant.certified
+    s, delta = PERTURBED.embedding(G.beta1), 0.05 * normal(3, 24)
+    change, loss = centred_ratio(G, x, PERTURBED, expert, delta)
+    H = centred(
+        MixingMeasure(
+            G.beta0 + delta[:3], PERTURBED.preimage(s + delta[3:12].view(3, 3)), G.eta + delta[12:].view(3, 4)
+        ),
+        PERTURBED,
+    )
+    by_s = [m.with_(beta1=PERTURBED.embedding(m.beta1)) for m in (H, G)]
+    assert abs(voronoi_loss(*by_s, "L3") / float(loss) - 1) < 1e-9
+    f_H, f_G = (regression_function(m, x, PERTURBED, expert) for m in (H, G))
+    assert abs(float((f_H - f_G).square().mean().sqrt() / change) - 1) < 1e-9
+    ends = smallest_ratio(G, x, PERTURBED, expert, 1e-3, M, starts)
+    assert abs(ends[:, 1].min() / constant.found - 1) < 0.02 and (ends[:, 1] > 0.99 * constant.certified).all()
 
 
 # --- Definitions 1 and 2 -----------------------------------------------------------------------------------
@@ -253,6 +336,10 @@ def test_relations_are_counted_predicted_and_named(router, expert, d, order):
     assert numerical_nullity(M) == relations_formula(router, expert, d, order)
     assert torch.linalg.matrix_rank(C) == relations_formula(router, expert, d, order) if len(C) else not len(C)
     assert (M @ C.T).abs().max() < 1e-11 * M.abs().max() if len(C) else True
+    beta1, eta = normal(0, d), normal(1, 1 if expert == "constant" else d + 1)
+    counted = count_relations(Router(router), expert, beta1, eta, uniform_inputs(1500, d, 5), order)
+    assert {counted.measured, counted.predicted, counted.named} == {relations_formula(router, expert, d, order)}
+    assert counted.residual < 1e-11 and (counted.smallest < 1e-11) == (counted.measured > 0)
 
 
 @pytest.mark.parametrize("router, expert", [("perturbed", "tanh"), ("cosine", "cubic"), ("linear", "quadratic")])
@@ -351,14 +438,14 @@ def test_separation_vanishes_where_there_is_an_exact_split():
         (lambda: nullity("perturbed", 3, 3, "swish"), "expert: expected one of"),
         (lambda: nullity_formula("dense", 3, 3), "router: expected one of"),
         (lambda: shifted(pair()[0], real([0.9, 0]), PERTURBED), "s: the perturbed router reaches norms below 1"),
-        (lambda: cosine_shift(draw_measure(4, 3, 0), real([1, 0, 0])), "expected at most d = 3 atoms, got 4"),
-        (lambda: cosine_shift(draw_measure(2, 2, 0), real([0, 0])), "direction: expected a part orthogonal"),
+        (lambda: admissible_shifts(torch.ones(2, 3).double()), "s: expected unit vectors"),
+        (lambda: bump_square(pair()[0], real([1, 0, 0]), 0.1, PERTURBED), "expected inputs of dimension 3, got 2"),
+        (lambda: smallest_ratio(pair()[0], real([[1, 2]]), PERTURBED, "tanh", 0.0, None, []), "radius: expected"),
         (lambda: split(pair()[0], {2: torch.zeros(2, 5)}, PERTURBED), "moves, share: expected atoms below 2"),
         (lambda: split(pair()[0], {0: torch.zeros(2, 5)}, PERTURBED, 1.0), "0 < share < 1"),
         (lambda: split(pair()[0], {0: torch.ones(2, 5)}, PERTURBED), "s: the perturbed router reaches"),
         (lambda: lower_bound_constant(normal(0, 9, 2), [([0], 1.0)]), "blocks: expected each of the 2 columns once"),
         (lambda: lower_bound_constant(torch.ones(9, 2).double(), [([0, 1], 1.0)]), "J: expected full rank"),
-        (lambda: loss_blocks(pair()[0], 2), "held: expected an atom below 2, got 2"),
         (lambda: relations_formula("cosine", "relu", 3, 3), "order: expected one of"),
         (lambda: relations_formula("cosine", "swish", 3, 2), "expert: expected one of"),
         (lambda: relations_formula("cosine", "relu", 1, 2), "d: expected an integer >= 2"),

@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from moe_theory.measure import dispatch_counts, dispatch_entropy
-from moe_theory.measure.scaling import fit_exponent
+from moe_theory.measure.scaling import Exponent, by_size, fit_exponent
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.concentration import mean_and_spread, signal_sums
 
@@ -72,3 +73,17 @@ def test_exact_means_and_spreads_of_the_sums():
         error = spread / repeats**0.5
         assert (drawn.mean(0) - mean).abs().max() < 5 * error, name
         assert (drawn.std(0) / spread - 1).abs().max() < 5 / (2 * repeats) ** 0.5, name
+
+
+def test_rows_become_an_array_of_sizes_and_repetitions():
+    rows = pd.DataFrame([dict(n=n, rep=r, error=n + r) for n in (20, 10) for r in (1, 0)])
+    sizes, values = by_size(rows, "error")
+    assert sizes.tolist() == [10, 20] and values.tolist() == [[10, 11], [20, 21]]
+    assert str(Exponent(-0.5, -0.523, -0.48)) == "-0.50 [-0.52, -0.48]"
+    assert Exponent(-0.5, -0.7, -0.45).farthest_from(-0.5) == pytest.approx(0.2)
+
+
+def test_bad_rows_with_holes_are_refused():
+    rows = pd.DataFrame([dict(n=n, rep=r, error=1.0) for n, r in ((10, 0), (10, 1), (20, 0))])
+    with pytest.raises(ValueError, match="rows: expected every repetition of error"):
+        by_size(rows, "error")

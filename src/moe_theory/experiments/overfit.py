@@ -29,10 +29,9 @@ ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, 
 
 
 def small() -> list[dict]:
-    """Fits of smooth experts and of ReLU: exact-specified by three routers, over-specified by two."""
-    experts = ("tanh", "relu")
-    keys = [dict(router=r, expert=e, k=K) for r in ROUTERS for e in experts]
-    keys += [dict(router=r, expert=e, k=K + 1) for r in ("cosine", "perturbed") for e in experts]
+    """Fits of smooth experts by three routers; with one too many, of smooth experts and of ReLU by the perturbed router."""
+    keys = [dict(router=r, expert="tanh", k=K) for r in ROUTERS]
+    keys += [dict(router="perturbed", expert=e, k=K + 1) for e in ("tanh", "relu")]
     return [dict(**key, n=n, rep=rep) for n in SIZES[:-1] for rep in range(REPETITIONS) for key in keys]
 
 

@@ -15,6 +15,25 @@ class Exponent(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.slope:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def farthest_from(self, power: float) -> float:
+        """How far the farther end of the interval is from a power."""
+        return max(abs(self.low - power), abs(self.high - power))
+
+
+def by_size(rows, column: str) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "S R"]]:
+    """Sizes n and the values of a column, one row for each size, from a frame with columns n, rep and that one.
+
+    Raises:
+        ValueError: where a size lacks a repetition that another has.
+    """
+    table = rows.pivot(index="n", columns="rep", values=column)
+    if table.isna().any(axis=None):
+        raise ValueError(f"rows: expected every repetition of {column} at every size n")
+    return table.index.to_numpy(float), table.to_numpy(float)
+
 
 def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Exponent:
     """Fit `rms(values) ~ sizes^slope` by least squares in logarithms.

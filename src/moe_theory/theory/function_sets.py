@@ -16,7 +16,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, gates, preactivations
 from moe_theory.models.routers import ROUTERS, Router
-from moe_theory.theory.identifiability import embedding_slope
+from moe_theory.theory.identifiability import embedding_slope, numerical_nullity
 
 #: Degrees p of the homogeneous profiles, `phi(c z) = c^p phi(z)` for c > 0.
 DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}
@@ -122,6 +122,49 @@ def relations_formula(router: str, expert: str, d: int, order: int) -> int:
     radius = 2 * (d + 1) if cosine else 0
     crossed = (d - 1) * (d - 2) // 2 if cosine else d * (d - 1) // 2
     return scale + radius + crossed + (d if router == "linear" else 0)
+
+
+class Relations(NamedTuple):
+    """Linear relations among `derivatives` of one atom.
+
+    Attributes:
+        measured: their number, by singular values.
+        predicted: by `relations_formula`.
+        named: the rank of those of `relations`.
+        smallest: the smallest singular value, columns scaled to norm 1.
+        residual: the largest value of a named relation over the sample, relative to the largest function value.
+    """
+
+    measured: int
+    predicted: int
+    named: int
+    smallest: float
+    residual: float
+
+
+def count_relations(
+    router: Router,
+    expert: str,
+    beta1: Float[Tensor, " d"],
+    eta: Float[Tensor, " q"],
+    x: Float[Tensor, "n d"],
+    order: int,
+) -> Relations:
+    """Relations of Definition 2 (order 1) or 1 (order 2) at one atom, counted in three ways."""
+    found = derivatives(router, expert, beta1, eta, x, order)
+    M = torch.stack(list(found.values()), 1)
+    norms = M.norm(dim=0)
+    sigma = torch.linalg.svdvals(M / torch.where(norms > 0, norms, 1.0))
+    named = [row for rows in relations(router, expert, beta1, eta, order).values() for row in rows]
+    rows = [[row.get(key, 0.0) for key in found] for row in named] or [[0.0] * len(found)]
+    C = torch.tensor(rows, dtype=M.dtype)
+    return Relations(
+        numerical_nullity(M),
+        relations_formula(router.kind, expert, len(beta1), order),
+        int(torch.linalg.matrix_rank(C)),
+        float(sigma[-1]),
+        float((M @ C.T).abs().max() / M.abs().max()),
+    )
 
 
 def tangent_functions(

@@ -12,7 +12,14 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profile, gates, preactivations
+from moe_theory.models.mixture import (
+    MixingMeasure,
+    draw_measure,
+    expert_profile,
+    gates,
+    preactivations,
+    regression_function,
+)
 from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import uniform_inputs
 
@@ -298,12 +305,6 @@ def loss_blocks(G: MixingMeasure) -> list[tuple[list[int], float]]:
     return blocks
 
 
-def moved(G: MixingMeasure, delta: Float[Tensor, " p"]) -> MixingMeasure:
-    """G with the tangent `delta` added to its parameters."""
-    beta0, beta1, eta = delta.split([G.beta0.numel(), G.beta1.numel(), G.eta.numel()])
-    return MixingMeasure(G.beta0 + beta0, G.beta1 + beta1.view_as(G.beta1), G.eta + eta.view_as(G.eta))
-
-
 def centred_ratio(
     G_star: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str, delta: Float[Tensor, " p"]
 ) -> tuple[Tensor, Tensor]:
@@ -360,3 +361,35 @@ def smallest_ratio(
         change, loss = at(torch.from_numpy(found.x))
         ends.append((float(loss), float(change / loss)))
     return np.array(ends)
+
+
+def bump_square(
+    G: MixingMeasure, e: Float[Tensor, " q"], t: float, router: Router, cells: int = 80, layers: int = 160
+) -> tuple[float, float]:
+    """`|f_G' - f_G|^2` for ReLU experts, d = 3, inputs uniform on the cube, G' with eta_1 split into `eta_1 +- t e`.
+
+    Returns:
+        By quadrature over a strip about the hyperplane of the first expert, and by the law for small t,
+        `t^3 / 6` times the integral over the hyperplane of `pi_1^2 |e.(x, 1)|^3` times the density over |a_1|.
+
+    Raises:
+        ValueError: for inputs of another dimension.
+    """
+    if G.d != 3:
+        raise ValueError(f"G: expected inputs of dimension 3, got {G.d}")
+    a, b = G.eta[0, :3], G.eta[0, 3]
+    i = int(a.abs().argmax())
+    rest = [j for j in range(3) if j != i]
+    middle = (torch.arange(cells) + 0.5).double() / cells * 2 - 1
+    plane = torch.zeros(cells**2, 3, dtype=torch.float64)
+    plane[:, rest] = torch.cartesian_prod(middle, middle)
+    plane[:, i] = -(plane[:, rest] @ a[rest] + b) / a[i]
+    size, area = (plane @ e[:3] + e[3]).abs(), (2 / cells) ** 2 / 8
+    on_plane = gates(G, plane, router)[:, 0] ** 2 * size**3 * (plane[:, i].abs() <= 1)
+    width = 3 * t * float(size.max() / a[i].abs())
+    strip = plane.repeat(layers, 1)
+    strip[:, i] += (((torch.arange(layers) + 0.5).double() / layers - 0.5) * width).repeat_interleave(cells**2)
+    step = torch.cat([e.new_zeros(3), t * e])
+    bump = regression_function(split(G, {0: torch.stack([step, -step])}, router), strip, router)
+    square = (bump - regression_function(G, strip, router)) ** 2 * (strip[:, i].abs() <= 1)
+    return float(square.sum()) * width / layers * area, t**3 / 6 * float(on_plane.sum() / a[i].abs()) * area
