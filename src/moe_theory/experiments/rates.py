@@ -46,7 +46,7 @@ FIGURES = {
 
 
 def lse() -> list[dict]:
-    """Figure 1's estimator at the regular truth: k = 8 by three routers, k = 9 by the two of the figure up to N_OVER."""
+    """Figure 1's estimator at the regular truth: k = 8 by three routers, k = 9 by two of them up to N_OVER."""
     keys = [dict(truth="regular", router=r, k=K) for r in ROUTERS]
     keys += [dict(truth="regular", router=r, k=K + 1) for r in FIGURES["1b"].routers]
     rows = [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
