@@ -29,7 +29,7 @@ ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, 
 
 
 def small() -> list[dict]:
-    """Fits of smooth experts by three routers; with one too many, of smooth ones and of ReLU by the perturbed router."""
+    """Fits of smooth experts by three routers; one too many, smooth ones and ReLU by the perturbed router."""
     keys = [dict(router=r, expert="tanh", k=K) for r in ROUTERS]
     keys += [dict(router="perturbed", expert=e, k=K + 1) for e in ("tanh", "relu")]
     return [dict(**key, n=n, rep=rep) for n in SIZES[:-1] for rep in range(REPETITIONS) for key in keys]
