@@ -151,7 +151,7 @@ def test_stored_rows_are_whole(name):
             dict(figure="2b", router="perturbed", n=1000, rep=5),
             ["L3_start", "L3", "expert", "regression"],
         ),
-        ("one_too_many", dict(router="cosine", expert="tanh", k=3, n=1000, rep=1), ["sse", "expert", "direction"]),
+        ("one_too_many", dict(router="cosine", phi="tanh", k=3, n=1000, rep=1), ["sse", "expert", "direction"]),
         ("contact", dict(router="perturbed", expert="tanh", split="across", gap=0.1), ["distance"]),
     ],
 )

@@ -30,8 +30,8 @@ ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, 
 
 def small() -> list[dict]:
     """Fits of smooth experts by three routers; one too many, smooth ones and ReLU by the perturbed router."""
-    keys = [dict(router=r, expert="tanh", k=K) for r in ROUTERS]
-    keys += [dict(router="perturbed", expert=e, k=K + 1) for e in ("tanh", "relu")]
+    keys = [dict(router=r, phi="tanh", k=K) for r in ROUTERS]
+    keys += [dict(router="perturbed", phi=e, k=K + 1) for e in ("tanh", "relu")]
     return [dict(**key, n=n, rep=rep) for n in SIZES[:-1] for rep in range(REPETITIONS) for key in keys]
 
 
@@ -58,7 +58,7 @@ def embedded(G: MixingMeasure, router: Router) -> MixingMeasure:
 
 def small_row(key: dict) -> dict:
     """The estimator on one data set; with one atom too many the best of three starts, each splitting another expert."""
-    router, expert, n, G = Router(key["router"]), key["expert"], key["n"], small_truth(key["router"])
+    router, expert, n, G = Router(key["router"]), key["phi"], key["n"], small_truth(key["router"])
     x, y = sample_regression(lambda x: regression_function(G, x, router, expert), n, D, 1 + key["rep"])
     starts = [_split_start(G, key["k"], j, 1000 + 10 * key["rep"] + j) for j in range(K)][: 1 if key["k"] == K else K]
     B = len(starts)
