@@ -110,8 +110,9 @@ def recompute(name: str, **which) -> pd.DataFrame:
     picked = [key for key in e.grid if all(key.get(k) == v for k, v in which.items())]
     if len(picked) != 1:
         raise ValueError(f"which: expected to pick one row of {name!r}, but {which} picks {len(picked)}")
-    rows = load(name)
-    (stored,) = rows[(rows[list(picked[0])] == pd.Series(picked[0])).all(axis=1)].to_dict("records")
+    rows, key = load(name), pd.Series(picked[0])
+    read = rows[list(key.index)]  # a column that mixes numbers and words is read as words
+    (stored,) = rows[((read == key) | (read.astype(str) == key.astype(str))).all(axis=1)].to_dict("records")
     again = e.live(picked[0])
     return pd.DataFrame([{k: stored[k] for k in again}, again], index=["stored", "recomputed"])
 
