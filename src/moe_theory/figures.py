@@ -33,6 +33,9 @@ COLORS = {
     "linear_router": "#E69F00",
     "cosine_router": "#009E73",
     "perturbed_router": "#0072B2",
+    "topk_softmax": "#D55E00",
+    "softmax_topk": "#E69F00",
+    "sampled_topk": "#0072B2",
 }
 
 _CATEGORIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#56606B"]
@@ -41,6 +44,11 @@ _CATEGORIES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
 def categories(n: int) -> list[str]:
     """n colours for clusters, experts or anything else that is only told apart."""
     return list(islice(cycle(_CATEGORIES), n))
+
+
+def shades(n: int) -> list[str]:
+    """n colours in an order, light to dark: for experts selected, stages of training, sizes."""
+    return sns.color_palette("flare", n).as_hex()
 
 
 def use_style() -> None:

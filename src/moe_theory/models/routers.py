@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
@@ -138,7 +138,104 @@ class PerturbedCosineRouter(CosineRouter):
         self.rule = Router("perturbed", tau)
 
 
+class MLPRouter(nn.Module):
+    """A single-headed router: one hidden layer that all M logits share, `h = V relu(U x + b) + c`.
+
+    Args:
+        d: dimension of an input; experts: number M of logits; width: units of the hidden layer.
+        seed: draws the weights from N(0, 1/fan_in) in both layers; biases start at zero.
+
+    Attributes:
+        U: (width, d); b: (width,); V: (M, width); c: (M,).
+    """
+
+    def __init__(self, d: int, experts: int, width: int, seed: int, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        check.integer("d", d, 1), check.integer("experts", experts, 1), check.integer("width", width, 1)
+        rng = torch.Generator().manual_seed(seed)
+        self.U = nn.Parameter(torch.randn(width, d, generator=rng, dtype=dtype) / math.sqrt(d))
+        self.V = nn.Parameter(torch.randn(experts, width, generator=rng, dtype=dtype) / math.sqrt(width))
+        self.b = nn.Parameter(torch.zeros(width, dtype=dtype))
+        self.c = nn.Parameter(torch.zeros(experts, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
+        """Logits of inputs."""
+        return torch.relu(x @ self.U.mT + self.b) @ self.V.mT + self.c
+
+
+class MultiHeadRouter(nn.Module):
+    """A multi-headed router: M networks of one hidden layer, one for each logit, sharing nothing (smooth2025, 4.2).
+
+    Args:
+        d: dimension of an input; experts: number M of heads; width: hidden units of each head.
+        seed: draws the weights as in `MLPRouter`.
+
+    Attributes:
+        U: (M, width, d); b: (M, width); V: (M, width); c: (M,).
+    """
+
+    def __init__(self, d: int, experts: int, width: int, seed: int, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        check.integer("d", d, 1), check.integer("experts", experts, 1), check.integer("width", width, 1)
+        rng = torch.Generator().manual_seed(seed)
+        self.U = nn.Parameter(torch.randn(experts, width, d, generator=rng, dtype=dtype) / math.sqrt(d))
+        self.V = nn.Parameter(torch.randn(experts, width, generator=rng, dtype=dtype) / math.sqrt(width))
+        self.b = nn.Parameter(torch.zeros(experts, width, dtype=dtype))
+        self.c = nn.Parameter(torch.zeros(experts, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
+        """Logits of inputs: head m reads all of x and nothing of the other heads."""
+        hidden = torch.relu(torch.einsum("...d,mwd->...mw", x, self.U) + self.b)
+        return (hidden * self.V).sum(-1) + self.c
+
+
 def top1_noisy(h: Float[Tensor, "*batch M"], noise: Float[Tensor, "*batch M"] | None = None) -> Int[Tensor, "*batch"]:
     """`argmax_m h_m + r_m`, the switch routing of Section 3.3; without `noise` the test-time rule."""
     check.finite("h", h)
     return (h if noise is None else h + noise).argmax(-1)
+
+
+def topk_set(scores: Float[Tensor, "*batch M"], k: int) -> Bool[Tensor, "*batch M"]:
+    """True at the k largest scores; of equal scores `torch.topk` decides.
+
+    Raises:
+        ValueError: for a k outside 1..M.
+    """
+    M = scores.shape[-1]
+    if check.integer("k", k, 1) > M:
+        raise ValueError(f"k: expected at most M = {M} experts, got {k}")
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k, -1).indices, True)
+
+
+def softmax_topk(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch M"]:
+    """First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
+
+    The names of the rules are read from left to right, in the order of the operations. This is the
+    gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.
+    """
+    check.finite("h", h)
+    return torch.softmax(h, -1) * topk_set(h, k)
+
+
+def topk_softmax(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch M"]:
+    """First the k largest logits are kept, then softmax over those; the gates sum to 1 (smooth2025, 3.1 and 4.2).
+
+    Softmax over all, selection and division by the kept mass gives the same gates.
+    """
+    check.finite("h", h)
+    return torch.softmax(h.masked_fill(~topk_set(h, k), -math.inf), -1)
+
+
+def sampled_topk(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
+    """Softmax over all M; k experts drawn without replacement with those probabilities keep their gates.
+
+    The k largest of `h + noise`, for standard Gumbel noise (`gumbel`), are such a sample
+    (smooth2025, 4.2, with the gate of Appendix C).
+    """
+    check.finite("h", h)
+    return torch.softmax(h, -1) * topk_set(h + noise, k)
+
+
+def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard Gumbel variables, `-log E` with E standard exponential."""
+    return -torch.empty(shape, dtype=dtype).exponential_(generator=generator).log()
