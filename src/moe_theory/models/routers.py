@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 
 ROUTERS = ("linear", "cosine", "perturbed")
+RULES = ("softmax_topk", "topk_softmax", "sampled_topk")
 
 
 def _nonzero(name: str, norms: Tensor) -> Tensor:
@@ -207,14 +208,32 @@ def topk_set(scores: Float[Tensor, "*batch M"], k: int) -> Bool[Tensor, "*batch 
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k, -1).indices, True)
 
 
+def gate_values(
+    h: Float[Tensor, "*batch M"], k: int, rule: str, noise: Float[Tensor, "*batch M"] | None = None
+) -> Float[Tensor, "*batch M"]:
+    """Gates of the rule "softmax_topk", "topk_softmax" or "sampled_topk", zero for experts not selected.
+
+    Does not look whether h is finite, so that it runs under `torch.func.vmap`; the functions named as
+    the rules do.
+
+    Raises:
+        ValueError: for another rule, a k outside 1..M, or sampling without noise.
+    """
+    if check.choice("rule", rule, RULES) == "sampled_topk" and noise is None:
+        raise ValueError("noise: sampled_topk needs Gumbel noise of the shape of h, got None")
+    chosen = topk_set(h + noise if rule == "sampled_topk" else h, k)
+    if rule == "topk_softmax":
+        return torch.softmax(h.masked_fill(~chosen, -math.inf), -1)
+    return torch.softmax(h, -1) * chosen
+
+
 def softmax_topk(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch M"]:
     """First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
 
     The names of the rules are read from left to right, in the order of the operations. This is the
     gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.
     """
-    check.finite("h", h)
-    return torch.softmax(h, -1) * topk_set(h, k)
+    return gate_values(check.finite("h", h), k, "softmax_topk")
 
 
 def topk_softmax(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch M"]:
@@ -222,8 +241,7 @@ def topk_softmax(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch 
 
     Softmax over all, selection and division by the kept mass gives the same gates.
     """
-    check.finite("h", h)
-    return torch.softmax(h.masked_fill(~topk_set(h, k), -math.inf), -1)
+    return gate_values(check.finite("h", h), k, "topk_softmax")
 
 
 def sampled_topk(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
@@ -232,8 +250,7 @@ def sampled_topk(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*ba
     The k largest of `h + noise`, for standard Gumbel noise (`gumbel`), are such a sample
     (smooth2025, 4.2, with the gate of Appendix C).
     """
-    check.finite("h", h)
-    return torch.softmax(h, -1) * topk_set(h + noise, k)
+    return gate_values(check.finite("h", h), k, "sampled_topk", noise)
 
 
 def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
