@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moe_theory import _validate as check
-from moe_theory.experiments import algorithm1, overfit, rates, single_expert, stages
+from moe_theory.experiments import algorithm1, exponents, overfit, rates, single_expert, sparse, stages
 
 PROFILES = ("paper", "smoke")
 
@@ -172,6 +172,20 @@ EXPERIMENTS = {
             overfit.smoke(overfit.contact()),
             overfit.contact_row,
             overfit.contact_row,
+        ),
+        _of(
+            sparse,
+            "sparse_training",
+            "Figures 3 to 7 of smooth2025: sparse MLP, CNN and transformer, their gradients and stability",
+            sparse.grid(),
+        ),
+        Experiment(
+            "exponents",
+            "smooth2025, Eq. 2 to 15 and Lemma 1: Jacobians, L and beta over K = 1 to 64 of 64 experts",
+            exponents.grid(),
+            exponents.smoke(exponents.grid()),
+            exponents.row,
+            exponents.row,
         ),
     )
 }

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
+from moe_theory.models.layers import Fan, Linear, Stack
 
 ROUTERS = ("linear", "cosine", "perturbed")
 RULES = ("softmax_topk", "topk_softmax", "sampled_topk")
@@ -140,28 +141,24 @@ class PerturbedCosineRouter(CosineRouter):
 
 
 class MLPRouter(nn.Module):
-    """A single-headed router: one hidden layer that all M logits share, `h = V relu(U x + b) + c`.
+    """A single-headed router: one hidden layer that all M logits share.
 
     Args:
         d: dimension of an input; experts: number M of logits; width: units of the hidden layer.
-        seed: draws the weights from N(0, 1/fan_in) in both layers; biases start at zero.
+        seed: draws the weights of both layers from N(0, 1/fan_in); biases start at zero.
 
     Attributes:
-        U: (width, d); b: (width,); V: (M, width); c: (M,).
+        hidden: `Linear` (width, d); logits: `Linear` (M, width).
     """
 
-    def __init__(self, d: int, experts: int, width: int, seed: int, dtype: torch.dtype = torch.float32):
+    def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        check.integer("d", d, 1), check.integer("experts", experts, 1), check.integer("width", width, 1)
         rng = torch.Generator().manual_seed(seed)
-        self.U = nn.Parameter(torch.randn(width, d, generator=rng, dtype=dtype) / math.sqrt(d))
-        self.V = nn.Parameter(torch.randn(experts, width, generator=rng, dtype=dtype) / math.sqrt(width))
-        self.b = nn.Parameter(torch.zeros(width, dtype=dtype))
-        self.c = nn.Parameter(torch.zeros(experts, dtype=dtype))
+        self.hidden, self.logits = Linear(d, width, rng), Linear(width, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
         """Logits of inputs."""
-        return torch.relu(x @ self.U.mT + self.b) @ self.V.mT + self.c
+        return self.logits(torch.relu(self.hidden(x)))
 
 
 class MultiHeadRouter(nn.Module):
@@ -172,22 +169,17 @@ class MultiHeadRouter(nn.Module):
         seed: draws the weights as in `MLPRouter`.
 
     Attributes:
-        U: (M, width, d); b: (M, width); V: (M, width); c: (M,).
+        hidden: `Fan` (M, width, d); logits: `Stack` (M, 1, width).
     """
 
-    def __init__(self, d: int, experts: int, width: int, seed: int, dtype: torch.dtype = torch.float32):
+    def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        check.integer("d", d, 1), check.integer("experts", experts, 1), check.integer("width", width, 1)
         rng = torch.Generator().manual_seed(seed)
-        self.U = nn.Parameter(torch.randn(experts, width, d, generator=rng, dtype=dtype) / math.sqrt(d))
-        self.V = nn.Parameter(torch.randn(experts, width, generator=rng, dtype=dtype) / math.sqrt(width))
-        self.b = nn.Parameter(torch.zeros(experts, width, dtype=dtype))
-        self.c = nn.Parameter(torch.zeros(experts, dtype=dtype))
+        self.hidden, self.logits = Fan(d, width, experts, rng), Stack(width, 1, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
         """Logits of inputs: head m reads all of x and nothing of the other heads."""
-        hidden = torch.relu(torch.einsum("...d,mwd->...mw", x, self.U) + self.b)
-        return (hidden * self.V).sum(-1) + self.c
+        return self.logits(torch.relu(self.hidden(x)))[..., 0]
 
 
 def top1_noisy(h: Float[Tensor, "*batch M"], noise: Float[Tensor, "*batch M"] | None = None) -> Int[Tensor, "*batch"]:

@@ -1,0 +1,290 @@
+"""Figures 3 to 7 of smooth2025: three sparse networks trained by SGD, measured on the way by the estimators of 5.3.
+
+What the paper leaves open, and what a machine without an accelerator cannot do, is set here: means and
+scales of the Gaussians, widths, manual pages in place of Banking77, a small transformer pretrained here
+in place of BERT, and steps and rates of the shorter runs. The MLP is also trained exactly as long as in
+the paper and at its rate.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moe_theory.measure.stability import Draws, estimate
+from moe_theory.models.routers import gumbel
+from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, SparseTransformer
+from moe_theory.tasks.gaussians import GaussianClasses, Labelled
+from moe_theory.tasks.images import load_images
+from moe_theory.tasks.text import load_text
+
+SEEDS, TOP_K = range(5), range(1, 6)
+WINDOW = 101  # steps in a window of the loss, as in the paper
+POINTS = 40  # recorded points of a curve
+STAGES = {"all": (0, 0.05, 0.25, 1), "ends": (0, 1), "none": ()}  # shares of training done when it is measured
+SHOWN = 2_000  # training examples over which the loss of a stage is averaged
+VOCABULARY = 1_000
+
+
+class Task(NamedTuple):
+    """A data set and the network trained on it.
+
+    Attributes:
+        data: gives training and test sets.
+        network: maps (rule, k, heads, seed) to a network.
+        pretrain: trains a network's parameters outside the router, in place, given the training set.
+        rate, steps, batch: of the training.
+    """
+
+    data: Callable[[], tuple[Labelled, Labelled]]
+    network: Callable[..., SparseNetwork]
+    pretrain: Callable[[SparseNetwork, Labelled, torch.Generator], None]
+    rate: float
+    steps: int
+    batch: int
+
+
+@functools.cache
+def gaussians() -> tuple[Labelled, Labelled]:
+    """The sizes of the paper: 20,000 and 8,000 examples of ten classes in 128 dimensions."""
+    task = GaussianClasses(classes=10, d=128, seed=0)
+    return task.sample(2_000, 1_001), task.sample(800, 1_002)
+
+
+@functools.cache
+def images() -> tuple[Labelled, Labelled]:
+    """Fashion-MNIST, centred and scaled; ValueError where only a stand-in can be had."""
+    data = load_images()
+    if data.name != "fashion-mnist":
+        raise ValueError(f"task: expected Fashion-MNIST to be at hand, got {data.name}; install dataset-fashion-mnist")
+    mean, sd = data.train_x.mean(), data.train_x.std()
+    return Labelled((data.train_x - mean) / sd, data.train_y), Labelled((data.test_x - mean) / sd, data.test_y)
+
+
+@functools.cache
+def texts() -> tuple[Labelled, Labelled]:
+    """Windows of 16 words from Debian's manual pages, labelled with the section."""
+    data = load_text("manual pages", n_train=4_000, n_test=1_000, vocabulary=VOCABULARY)
+    return Labelled(data.train_tokens, data.train_y), Labelled(data.test_tokens, data.test_y)
+
+
+def batch_of(data: Labelled, size: int, rng: torch.Generator) -> Labelled:
+    """A batch drawn with repetition."""
+    index = torch.randint(len(data.x), (size,), generator=rng)
+    return Labelled(data.x[index], data.y[index])
+
+
+def specialists(network: SparseNetwork, train: Labelled, rng: torch.Generator) -> None:
+    """Expert j learns classes 2j and 2j + 1 in 200 steps of SGD, the rest of the network as it is (5.1.1, 5.1.2)."""
+    experts, read = network.block.experts, {}
+    optimizer = torch.optim.SGD(experts.parameters(), 0.1)
+    handle = network.block.register_forward_hook(lambda _, inputs, __: read.update(z=inputs[0].detach()))
+    for _ in range(200):
+        x, y = batch_of(train, 256, rng)
+        with torch.no_grad():
+            network(x, gumbel(network.noise_shape(len(x)), rng))
+        _descend(optimizer, experts(read["z"])[torch.arange(len(y)), y // 2], y)
+    handle.remove()
+
+
+def without_block(network: SparseNetwork, train: Labelled, rng: torch.Generator) -> None:
+    """All but the block learns the task in 600 steps of Adam at 0.003: the part of BERT's pretraining (5.1.3)."""
+    optimizer = torch.optim.Adam([p for n, p in network.named_parameters() if not n.startswith("block")], 0.003)
+    scale, network.block.scale = network.block.scale, 0.0
+    for _ in range(600):
+        x, y = batch_of(train, 64, rng)
+        _descend(optimizer, network(x, gumbel(network.noise_shape(len(x)), rng))[0], y)
+    network.block.scale = scale
+
+
+def _descend(optimizer: torch.optim.Optimizer, logits: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(logits, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+TASKS = {
+    "gaussians": Task(gaussians, lambda *a: SparseMLP(128, 10, 5, *a), specialists, 0.05, 2_000, 256),
+    "fashion-mnist": Task(images, lambda *a: SparseCNN(28, 10, 5, *a), specialists, 0.05, 500, 256),
+    "manual pages": Task(
+        texts, lambda *a: SparseTransformer(VOCABULARY, 16, 16, 4, 7, *a), without_block, 0.1, 938, 64
+    ),
+}
+#: What is trained: rule, heads, whether outputs are rescaled to the size they have under topk_softmax, and when
+#: the estimators run.
+ARMS = (
+    ("topk_softmax", "single", "as is", "all"),
+    ("softmax_topk", "single", "as is", "ends"),
+    ("sampled_topk", "single", "as is", "ends"),
+    ("softmax_topk", "single", "matched", "ends"),
+    ("sampled_topk", "single", "matched", "ends"),
+    ("topk_softmax", "multi", "as is", "none"),
+    ("softmax_topk", "multi", "as is", "none"),
+    ("sampled_topk", "multi", "as is", "ends"),
+)
+
+
+def grid() -> list[dict]:
+    """Eight arms, K = 1 to 5, five seeds for three tasks; no rescaling for the transformer, whose output is normalized.
+
+    Besides: the MLP under the first arm with rate K/5 times its rate, and at the paper's length and rate.
+    """
+    rows = [
+        _key(name, arm, k, seed, task.rate, task.steps)
+        for arm in ARMS
+        for name, task in TASKS.items()
+        for k in TOP_K
+        for seed in SEEDS
+        if not (name == "manual pages" and arm[2] == "matched")
+    ]
+    mlp = TASKS["gaussians"]
+    rows += [_key("gaussians", ARMS[0], k, s, mlp.rate * k / 5, mlp.steps) for k in TOP_K if k < 5 for s in SEEDS]
+    return rows + [_key("gaussians", ARMS[0], k, s, 0.001, 7_900) for k in TOP_K for s in SEEDS]
+
+
+def stream(seed: int, purpose: int) -> int:
+    """A seed of its own for each purpose, apart from those of data (1,001 ...) and weights (below 100)."""
+    return 1_000_000 + 10 * seed + purpose
+
+
+def _key(task: str, arm: tuple[str, str, str, str], k: int, seed: int, rate: float, steps: int) -> dict:
+    named = dict(zip(("rule", "heads", "output", "measured"), arm, strict=True))
+    return dict(task=task, **named, k=k, seed=seed, rate=round(rate, 6), steps=steps)
+
+
+def smoke(rows: list[dict]) -> list[dict]:
+    """The first row of two arms of the Gaussians, ten steps long."""
+    first = [row for row in rows if row["task"] == "gaussians" and row["k"] == 1 and row["seed"] == 0]
+    return [{**row, "steps": 10} for row in (first[0], first[4])]
+
+
+def start(key: dict) -> tuple[SparseNetwork, float]:
+    """The network of a row before training, and the mean kept mass P_T of its softmax over all experts."""
+    task = TASKS[key["task"]]
+    network = task.network(key["rule"], key["k"], key["heads"], key["seed"])
+    state = network.state_dict()
+    network.load_state_dict({**state, **_pretrained(key["task"], key["seed"])})
+    x = task.data()[0].x[:SHOWN]
+    with torch.no_grad():
+        pi = network(x, gumbel(network.noise_shape(len(x)), torch.Generator().manual_seed(stream(key["seed"], 0))))[1]
+    kept = float(pi.sum(-1).mean())
+    if key["output"] == "matched":
+        network.block.scale = 1 / kept
+    return network, kept
+
+
+@functools.cache
+def _pretrained(task: str, seed: int) -> dict[str, Tensor]:
+    """What pretraining leaves in the layers outside the router: the same for every rule, K and kind of heads."""
+    network = TASKS[task].network("topk_softmax", 1, "single", seed)
+    TASKS[task].pretrain(network, TASKS[task].data()[0], torch.Generator().manual_seed(stream(seed, 1)))
+    return {name: value for name, value in network.state_dict().items() if "router" not in name}
+
+
+def row(key: dict) -> dict:
+    """Curves of the training and the estimators at its stages, as numbers separated by blanks.
+
+    Over the recorded steps `steps_at`: `loss`, `variance`, `detrended` of the batch losses of the 101
+    steps that end there (mean, variance, variance about the window's regression line). Over the steps
+    `gradient_at`: `router_gradient`, `expert_gradient`, norms of the step's gradient. Over the stages:
+    `train_loss` and what `summary` gives. `kept` is the mean P_T at the start.
+    """
+    task, (train, test) = TASKS[key["task"]], TASKS[key["task"]].data()
+    network, kept = start(key)
+    rng = torch.Generator().manual_seed(stream(key["seed"], 2))
+    optimizer = torch.optim.SGD(network.parameters(), key["rate"])
+    stages = {round(share * key["steps"]): share for share in STAGES[key["measured"]]}
+    losses, gradients, found = [], [], []
+    for step in range(key["steps"] + 1):
+        if step in stages:
+            found.append({"stage": stages[step], **_stage(network, train, key)})
+        if step < key["steps"]:
+            x, y = batch_of(train, task.batch, rng)
+            losses.append(_descend(optimizer, network(x, gumbel(network.noise_shape(len(x)), rng))[0], y).item())
+            gradients.append([_norm(network.block.router), _norm(network.block.experts)])
+    return {"kept": _short(kept), **_curves(losses, gradients), **_tested(network, test, rng), **_columns(found)}
+
+
+def live(key: dict) -> dict:
+    """The part of a row before training: the kept mass, which rests on data, pretraining and router."""
+    return {"kept": _short(start(key)[1])}
+
+
+def _norm(module: torch.nn.Module) -> float:
+    return float(sum(p.grad.square().sum() for p in module.parameters()).sqrt())
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _text(values) -> str:
+    return " ".join(f"{float(v):.5g}" for v in values)
+
+
+def _curves(losses: list[float], gradients: list[list[float]]) -> dict[str, str]:
+    """The curves of `row`, read off the batch losses and gradient norms of every step."""
+    values, width = torch.tensor(losses, dtype=torch.float64), min(WINDOW, len(losses))
+    at = torch.linspace(width - 1, len(losses) - 1, POINTS).round().long().unique()
+    windows = values.unfold(0, width, 1)[at - width + 1]
+    t = torch.linspace(-1, 1, width, dtype=torch.float64)
+    t = t / t.norm()
+    centred = windows - windows.mean(1, keepdim=True)
+    variance = centred.square().mean(1)
+    early = torch.linspace(0, len(losses) - 1, POINTS).round().long().unique()
+    router, experts = torch.tensor(gradients)[early].T
+    return {
+        "steps_at": _text(at + 1),
+        "loss": _text(windows.mean(1)),
+        "variance": _text(variance),
+        "detrended": _text(variance - (centred @ t).square() / width),
+        "gradient_at": _text(early + 1),
+        "router_gradient": _text(router),
+        "expert_gradient": _text(experts),
+    }
+
+
+def _tested(network: SparseNetwork, test: Labelled, rng: torch.Generator) -> dict[str, float]:
+    with torch.no_grad():
+        logits = network(test.x, gumbel(network.noise_shape(len(test.x)), rng))[0]
+    return {
+        "test_loss": _short(F.cross_entropy(logits, test.y).item()),
+        "test_accuracy": _short(100 * (logits.argmax(1) == test.y).double().mean().item()),
+    }
+
+
+def _stage(network: SparseNetwork, train: Labelled, key: dict) -> dict[str, float]:
+    """Loss on the first training examples, and the estimators with 200 draws at the rate of the training."""
+    x, y = train.x[:SHOWN], train.y[:SHOWN]
+    with torch.no_grad():
+        noise = gumbel(network.noise_shape(len(x)), torch.Generator().manual_seed(stream(key["seed"], 3)))
+        loss = F.cross_entropy(network(x, noise)[0], y).item()
+    return {"train_loss": loss, **summary(estimate(network, *train, rate=key["rate"], seed=stream(key["seed"], 4)))}
+
+
+def summary(draws: Draws) -> dict[str, float]:
+    """The paper's maxima over the draws, and what they leave out.
+
+    `eps_max`, `L_max`, `beta_max` are the estimates; `eps_median`, `L_median`, `beta_median`, `eps_q95`
+    other quantiles; `eps_odd`, `L_even`, `beta_even` the maxima of half the draws each, so that eps and
+    L^2/beta share no draw; `eps_independent` the maximum with routing noise of their own; `flips` the
+    mean share of inputs whose selected set differs.
+    """
+    parts = {name: getattr(draws, name) for name in ("eps", "L", "beta")}
+    found = {f"{name}_max": v.max() for name, v in parts.items()}
+    found |= {f"{name}_median": v.median() for name, v in parts.items()}
+    found |= {"eps_q95": draws.eps.quantile(0.95), "eps_odd": draws.eps[1::2].max()}
+    found |= {f"{name}_even": parts[name][::2].max() for name in ("L", "beta")}
+    found |= {"eps_independent": draws.eps_independent.max(), "flips": draws.flips.mean()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _columns(found: list[dict[str, float]]) -> dict[str, str]:
+    """One text for each measured quantity, over the stages; empty texts where there are none."""
+    names = ["stage", "train_loss", *summary(Draws(*torch.ones(6, 2)))]
+    return {name: _text(values[name] for values in found) for name in names}

@@ -1,0 +1,261 @@
+"""The finite-difference estimators of smooth2025, 5.3: stability, Lipschitz constant and smoothness of a network.
+
+One draw takes three batches B1, B2, B3 of 64 training examples. A step of SGD on B1 leads from Theta_0
+to Theta_1, one on B2 to Theta_2, and the two networks are compared on B3:
+
+    eps  = mean over B3 of |l(Theta_1; x) - l(Theta_2; x)|
+    L    = eps / r,                                             r = |Theta_1 - Theta_2|
+    beta = mean over B3 of |grad l(Theta_1; x) - grad l(Theta_2; x)| / r
+
+The estimates are the largest values of 200 draws, each for itself.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from moe_theory import _validate as check
+from moe_theory.models.layers import Fan, Linear, Stack, Words
+from moe_theory.models.routers import gumbel
+
+DRAWS, BATCH = 200, 64
+#: Draws computed together: enough for large products, few enough that their parameters stay small.
+CHUNK = 20
+
+Parameters = dict[str, Tensor]
+
+
+class Draws(NamedTuple):
+    """What each of D draws gives.
+
+    Attributes:
+        eps, L, beta: (D,) as defined above; distance: (D,) the r of the definition.
+        eps_independent: (D,) eps where Theta_1 and Theta_2 are evaluated each with routing noise of its
+            own; equal to eps for rules without noise.
+        flips: (D,) share of the block's inputs on B3 for which the two networks select different sets.
+    """
+
+    eps: Float[Tensor, " D"]
+    L: Float[Tensor, " D"]
+    beta: Float[Tensor, " D"]
+    distance: Float[Tensor, " D"]
+    eps_independent: Float[Tensor, " D"]
+    flips: Float[Tensor, " D"]
+
+
+class Batches(NamedTuple):
+    """Examples and routing noise of D draws: three batches each, and a second noise for the third."""
+
+    index: Int[Tensor, "D 3 b"]
+    noise: Float[Tensor, "D 4 b ..."]
+
+
+def draw_batches(model: nn.Module, n: int, draws: int, batch: int, seed: int) -> Batches:
+    """Batches without repetition within each, out of n examples, and Gumbel noise of the model's shape.
+
+    Raises:
+        ValueError: for a batch larger than n.
+    """
+    if check.integer("batch", batch, 1) > n:
+        raise ValueError(f"batch: expected at most n = {n}, got {batch}")
+    rng = torch.Generator().manual_seed(seed)
+    count = 3 * check.integer("draws", draws, 1)
+    index = torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]).view(-1, 3, batch)
+    dtype = next(model.parameters()).dtype
+    return Batches(index, gumbel((draws, 4, *model.noise_shape(batch)), rng, dtype))
+
+
+def losses(model: nn.Module) -> Callable:
+    """`(parameters, x, y, noise) -> cross-entropies (b,), gates` of a batch of b examples."""
+
+    def function(parameters: Parameters, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        F, pi = functional_call(model, parameters, (x, noise))
+        return -torch.log_softmax(F, -1).gather(1, y[:, None])[:, 0], pi
+
+    return function
+
+
+def traces(model: nn.Module) -> Callable:
+    """`(parameters, zeros, x, y, noise) -> losses (b,), gates, {layer: (a, delta)}`.
+
+    a (b, ..., d) is what a layer read, and delta the gradient of an example's loss in what the layer
+    gave; `zeros` has a tensor of the shape of each layer's output. A layer's gradient for one example is
+    the sum of `delta_t (x) a_t` over its positions t (tokens, windows of a convolution), which need not
+    be formed to know its norm.
+    """
+    layers = _layers(model)
+
+    def total(push: dict[str, Tensor], parameters: Parameters, *data: Tensor):
+        read = {}
+
+        def pushed(name: str) -> Callable:
+            def hook(_, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+                read[name] = inputs[0]
+                return output + push[name]
+
+            return hook
+
+        handles = [layer.register_forward_hook(pushed(name)) for name, layer in layers.items()]
+        try:
+            value, pi = losses(model)(parameters, *data)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return value.sum(), (value, pi, read)
+
+    def function(parameters: Parameters, zeros: dict[str, Tensor], *data: Tensor):
+        delta, (value, pi, read) = grad(total, has_aux=True)(zeros, parameters, *data)
+        return value, pi, {name: (read[name], delta[name]) for name in layers}
+
+    return function
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, (Linear, Stack, Words))}
+
+
+def _zeros(model: nn.Module, x: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    """A zero tensor of the shape of each layer's output."""
+    shapes, layers = {}, _layers(model)
+
+    def shape(name: str) -> Callable:
+        return lambda _, __, output: shapes.update({name: torch.zeros_like(output)})
+
+    handles = [layer.register_forward_hook(shape(name)) for name, layer in layers.items()]
+    with torch.no_grad():
+        model(x, noise)
+    for handle in handles:
+        handle.remove()
+    return shapes
+
+
+def _laid_out(layer: nn.Module, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """a as (D, b, T, G, d), delta as (D, b, T, G, out): T positions, G layers side by side that read their own a."""
+    if not isinstance(layer, Stack) or isinstance(layer, Fan):
+        a, delta = a[..., None, :], (delta.flatten(-2) if isinstance(layer, Fan) else delta)[..., None, :]
+    return a.reshape(*a.shape[:2], -1, *a.shape[-2:]), delta.reshape(*delta.shape[:2], -1, *delta.shape[-2:])
+
+
+def squared_difference(
+    layer: nn.Module, one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]
+) -> Float[Tensor, "D b"]:
+    """`|g1 - g2|^2` for a layer's gradients `g = (sum_t delta_t (x) a_t, sum_t delta_t)` in its W and b.
+
+    With d the difference of one and two, `g1 - g2 = sum_t d_delta_t (x) a1_t + delta2_t (x) d_a_t`: terms
+    as small as the difference, so that nothing cancels in single precision. Where there is one position
+    the norm follows from scalar products, `|u (x) v|^2 = |u|^2 |v|^2`, and no gradient is formed.
+
+    Args:
+        layer: says how a and delta are laid out.
+        one, two: a and delta as `traces` gives them, for b examples of D draws.
+    """
+    if isinstance(layer, Words):
+        (tokens, delta1), (_, delta2) = one, two
+        same = (tokens[..., :, None] == tokens[..., None, :]).to(delta1)
+        return (same * ((delta1 - delta2) @ (delta1 - delta2).mT)).sum((-2, -1))
+    (a1, delta1), (a2, delta2) = _laid_out(layer, *one), _laid_out(layer, *two)
+    d_a, d_delta = a1 - a2, delta1 - delta2
+    if a1.shape[2] == 1:
+        own = d_delta.square().sum(-1) * (1 + a1.square().sum(-1)) + delta2.square().sum(-1) * d_a.square().sum(-1)
+        return (own + 2 * (d_delta * delta2).sum(-1) * (a1 * d_a).sum(-1)).sum((-2, -1))
+    u, v = torch.cat([d_delta, delta2], 2).permute(0, 1, 3, 4, 2), torch.cat([a1, d_a], 2).transpose(2, 3)
+    return (u @ v).square().sum((-3, -2, -1)) + d_delta.sum(2).square().sum((-2, -1))
+
+
+def estimate(
+    model: nn.Module,
+    x: Float[Tensor, "n ..."],
+    y: Int[Tensor, " n"],
+    rate: float,
+    draws: int = DRAWS,
+    batch: int = BATCH,
+    seed: int = 0,
+) -> Draws:
+    """The estimators of all draws: networks stacked with torch.func, gradients of examples never formed.
+
+    Args:
+        model: maps (x, noise) to logits of classes and gates; all its parameters sit in `models.layers`.
+        x, y: the training set.
+        rate: step size alpha of the two steps.
+        draws, batch: 200 and 64 in the paper; seed: draws batches and routing noise.
+
+    Raises:
+        ValueError: for a rate that is not positive, a batch larger than n, or steps that lead to the
+            same point, where L and beta are not defined.
+    """
+    check.positive("rate", rate)
+    plan = draw_batches(model, len(x), draws, batch, seed)
+    parts = [_estimate(model, x, y, rate, Batches(*part)) for part in zip(*(t.split(CHUNK) for t in plan), strict=True)]
+    found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    if not (found.distance > 0).all():
+        raise ValueError("model: expected two steps on different batches to lead apart, got the same point")
+    return found
+
+
+def _estimate(model: nn.Module, x: Tensor, y: Tensor, rate: float, plan: Batches) -> Draws:
+    """`estimate` for one chunk of draws."""
+    theta_0 = {name: p.detach() for name, p in model.named_parameters()}
+
+    def data(batch: int, noise: int) -> tuple[Tensor, Tensor, Tensor]:
+        return x[plan.index[:, batch]], y[plan.index[:, batch]], plan.noise[:, noise]
+
+    def mean_loss(*args) -> Tensor:
+        return losses(model)(*args)[0].mean()
+
+    step = vmap(grad(mean_loss), in_dims=(None, 0, 0, 0))
+    theta = [{name: theta_0[name] - rate * g for name, g in step(theta_0, *data(i, i)).items()} for i in (0, 1)]
+    third = data(2, 2)
+    traced = vmap(traces(model), in_dims=(0, None, 0, 0, 0))
+    zeros = _zeros(model, third[0][0], third[2][0])
+    (l1, pi1, trace1), (l2, pi2, trace2) = (traced(p, zeros, *third) for p in theta)
+    apart = sum(squared_difference(layer, trace1[name], trace2[name]) for name, layer in _layers(model).items())
+    r = _norm({name: theta[0][name] - theta[1][name] for name in theta_0})
+    eps = (l1 - l2).abs().mean(1)
+    flips = ((pi1 > 0) != (pi2 > 0)).any(-1).flatten(1).float().mean(1)
+    if model.block.rule == "sampled_topk":
+        l2, _ = vmap(losses(model))(theta[1], *data(2, 3))
+    return Draws(eps, eps / r, apart.sqrt().mean(1) / r, r, (l1 - l2).abs().mean(1), flips)
+
+
+def _norm(tensors: Parameters) -> Float[Tensor, " D"]:
+    """Euclidean norm over all parameters, for every entry of the first dimension."""
+    return sum(t.square().flatten(1).sum(1) for t in tensors.values()).sqrt()
+
+
+def estimate_loop(
+    model: nn.Module, x: Tensor, y: Tensor, rate: float, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
+) -> Draws:
+    """`estimate` as the definition reads: one draw, one example after the other, by ordinary autograd."""
+    check.positive("rate", rate)
+    plan = draw_batches(model, len(x), draws, batch, seed)
+    theta_0 = {name: p.detach() for name, p in model.named_parameters()}
+    return Draws(*torch.stack([_one_draw(model, theta_0, x, y, rate, *pair) for pair in zip(*plan, strict=True)]).T)
+
+
+def _one_draw(model: nn.Module, theta_0: Parameters, x: Tensor, y: Tensor, rate: float, index, noise) -> Tensor:
+    """The entries of `Draws` for one draw."""
+
+    def gradient(theta: Parameters, *data: Tensor) -> tuple[Parameters, Tensor, Tensor]:
+        leaves = {name: p.detach().requires_grad_() for name, p in theta.items()}
+        value, pi = losses(model)(leaves, *data)
+        g = torch.autograd.grad(value.mean(), list(leaves.values()))
+        return dict(zip(leaves, g, strict=True)), value.detach().mean(), pi > 0
+
+    def distance(one: Parameters, two: Parameters) -> Tensor:
+        return _norm({name: (one[name] - two[name])[None] for name in one})[0]
+
+    steps = [gradient(theta_0, x[index[i]], y[index[i]], noise[i])[0] for i in (0, 1)]
+    theta = [{name: theta_0[name] - rate * g[name] for name in g} for g in steps]
+    values = []
+    for i, u, v in zip(index[2], noise[2, :, None], noise[3, :, None], strict=True):
+        (g1, l1, set1), (g2, l2, set2) = (gradient(p, x[i][None], y[i][None], u) for p in theta)
+        other = losses(model)(theta[1], x[i][None], y[i][None], v)[0][0].detach()
+        flips = (set1 != set2).any(-1).float().mean()
+        values.append(torch.stack([(l1 - l2).abs(), distance(g1, g2), (l1 - other).abs(), flips]))
+    eps, apart, independent, flips = torch.stack(values).mean(0)
+    r = distance(*theta)
+    return torch.stack([eps, eps / r, apart / r, r, independent, flips])

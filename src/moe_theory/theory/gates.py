@@ -1,0 +1,67 @@
+"""The gate of the selected experts: how large it can be, and its derivatives (smooth2025, Eq. 2 to 4 and 13)."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.routers import RULES
+
+
+def gate_range(k: int, spread: float) -> tuple[float, float]:
+    """Least and largest value of one gate among k whose logits differ by at most `spread`; both are attained.
+
+    `1 / (1 + (k-1) e^spread) <= pi <= 1 / (1 + (k-1) e^-spread)`, the sharp form of smooth2025, Eq. 2 and 3.
+
+    Raises:
+        ValueError: for a k below 1 or a negative spread.
+    """
+    others, spread = check.integer("k", k, 1) - 1, check.not_negative("spread", spread)
+    return 1 / (1 + others * math.exp(spread)), 1 / (1 + others * math.exp(-spread))
+
+
+def energy_bound(k: int, spread: float) -> float:
+    """The largest `sum pi^2` of k gates whose logits differ by at most `spread`: `cosh(spread/2)^2 / k`.
+
+    It is attained where a share `1 / (1 + e^spread)` of the logits is at the top and the others at the bottom.
+    """
+    return math.cosh(check.not_negative("spread", spread) / 2) ** 2 / check.integer("k", k, 1)
+
+
+def effective_number(pi: Float[Tensor, "*batch K"]) -> Float[Tensor, "*batch"]:
+    """`K_eff = 1 / sum pi^2`, between 1 and K for gates that sum to 1.
+
+    Raises:
+        ValueError: for gates that do not sum to 1.
+    """
+    apart = float((pi.sum(-1) - 1).abs().max())
+    if not apart < 1e-5:
+        raise ValueError(f"pi: expected gates that sum to 1, got a sum that is {apart:.3g} away")
+    return 1 / pi.square().sum(-1)
+
+
+def jump_bound(k: int, rule: str) -> float:
+    """The largest gate of the last of k selected experts at a tie with the best of the others.
+
+    When the two change places, the output jumps by this gate times the difference of the two experts: `1/k` for
+    "topk_softmax", `1/(k+1)` where the softmax is over all.
+
+    Raises:
+        ValueError: for an unknown rule or a k below 1.
+    """
+    check.choice("rule", rule, RULES)
+    return 1 / (check.integer("k", k, 1) + (rule != "topk_softmax"))
+
+
+def gate_jacobian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K o"]:
+    """`dF/dh_k = pi_k phi_k` with `phi_k = f_k - F`, for `F = sum pi_k f_k` and pi the softmax of the k logits."""
+    return pi[:, None] * (f - pi @ f)
+
+
+def gate_hessian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K K o"]:
+    """`d^2F/dh_k dh_l = delta_kl pi_k phi_k - pi_k pi_l (phi_k + phi_l)`: third joint cumulants under pi."""
+    phi = f - pi @ f
+    pairs = pi[:, None, None] * pi[None, :, None] * (phi[:, None] + phi[None, :])
+    return torch.diag_embed((pi[:, None] * phi).T).permute(1, 2, 0) - pairs

@@ -1,0 +1,157 @@
+"""The gradient a router gets, for softmax before and after the selection, and the part of the risk's slope it misses.
+
+With gates g (zero off the selected set T) and outputs f of the experts the layer is `F = sum_m g_m f_m`. Where the
+selection is locally constant, with a the softmax that the gates are taken from (over T, or over all M experts),
+
+    dF/dh_k = g_k f_k - a_k F,
+
+which for "topk_softmax" is `pi_k (f_k - F)` (smooth2025, Eq. 4), and for "softmax_topk" and "sampled_topk" is
+`pi^a_k (1[k in T] f_k - F)`, for k in T or not (the corrected Eq. 20).
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.routers import gate_values, softmax_topk, topk_set
+
+#: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
+PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
+
+#: Radius beyond which a standard normal in the plane is ignored; the mass left out is exp(-40).
+REACH = math.sqrt(80)
+
+
+def logit_jacobian(
+    h: Float[Tensor, "*batch M"],
+    f: Float[Tensor, "*batch M o"],
+    k: int,
+    rule: str,
+    noise: Float[Tensor, "*batch M"] | None = None,
+) -> Float[Tensor, "*batch M o"]:
+    """`dF/dh`, row k the derivative of the layer's output in the logit of expert k, selection held fixed.
+
+    Args:
+        h: logits; f: outputs of all M experts; k: experts selected.
+        rule, noise: as in `gate_values`.
+
+    Raises:
+        ValueError: for an unknown rule, a k outside 1..M, NaN logits, or sampling without noise.
+    """
+    gates = gate_values(check.finite("h", h), k, rule, noise)
+    share = gates if rule == "topk_softmax" else torch.softmax(h, -1)
+    F = (gates[..., None] * f).sum(-2, keepdim=True)
+    return gates[..., None] * f - share[..., None] * F
+
+
+def kept_mass(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch"]:
+    """`P_T`, the sum of the k largest of the M softmax probabilities: `F_all = P_T F_sel`; K/M <= P_T <= 1."""
+    return softmax_topk(h, k).sum(-1)
+
+
+def top1_norm(h: Float[Tensor, "*batch M"], f: Float[Tensor, "*batch M o"]) -> Float[Tensor, "*batch"]:
+    """Frobenius norm of `logit_jacobian` for "softmax_topk" at k = 1, with m the largest logit:
+
+    `pi_m |f_m| sqrt((1 - pi_m)^2 + sum_{j != m} pi_j^2)`, which lies between `sqrt(M/(M-1))` and `sqrt(2)` times
+    `pi_m (1 - pi_m) |f_m|`.
+    """
+    pi = torch.softmax(check.finite("h", h), -1)
+    top, m = pi.max(-1, keepdim=True)
+    others = pi.scatter(-1, m, 0.0)  # 1 - top as a sum, which loses no digits
+    spread = (others.sum(-1).square() + others.square().sum(-1)).sqrt()
+    return top.squeeze(-1) * f.norm(dim=-1).gather(-1, m).squeeze(-1) * spread
+
+
+class Ray(NamedTuple):
+    """A half-line from the origin across which, counterclockwise, one expert enters the selection and one leaves."""
+
+    angle: float
+    enters: int
+    leaves: int
+
+
+def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
+    """Where the k largest of the logits `<theta_m, x>` of a linear router in the plane change, in order of the angle.
+
+    Logits i and j tie on the line orthogonal to `theta_i - theta_j`; the half of it on which exactly k - 1 other
+    logits are larger belongs to the boundary.
+
+    Raises:
+        ValueError: for a k outside 1..M, or two equal rows, whose tie is everywhere.
+    """
+    theta = check.finite("theta", theta.detach())
+    M = len(theta)
+    topk_set(theta[:, 0], k)
+    rays = []
+    for i in range(M):
+        for j in range(M):
+            n = theta[i] - theta[j]
+            if i != j and not n.any():
+                raise ValueError(f"theta: expected distinct rows, got rows {i} and {j} equal")
+            angle = math.atan2(float(n[1]), float(n[0])) - math.pi / 2  # turning left from here, logit i overtakes j
+            h = theta @ torch.tensor([math.cos(angle), math.sin(angle)], dtype=theta.dtype)
+            above = sum(float(h[m]) > float(h[i] + h[j]) / 2 for m in range(M) if m not in (i, j))
+            if i != j and above == k - 1:
+                rays.append(Ray(angle % (2 * math.pi), i, j))
+    return sorted(rays)
+
+
+def _radii(q: int) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+    """Nodes and weights for `int_0^inf g(r) e^(-r^2/2) dr / (2 pi)`."""
+    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(q))
+    r = REACH * (z + 1) / 2
+    return r, REACH / 2 * w * torch.exp(-r.square() / 2) / (2 * math.pi)
+
+
+def plane_nodes(theta: Float[Tensor, "M 2"], k: int, q: int = 32) -> tuple[Float[Tensor, "n 2"], Float[Tensor, " n"]]:
+    """Nodes and weights for means over a standard normal x in the plane, exact where the selection does not change.
+
+    Args:
+        theta: a linear router; the plane is cut along its `boundary_rays`.
+        q: nodes in the radius and, for each cone, in the angle.
+    """
+    cuts = [ray.angle for ray in boundary_rays(theta, k)] or [0.0]
+    r, w_r = _radii(q)
+    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(q))
+    phi = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise([*cuts, cuts[0] + 2 * math.pi])])
+    w_phi = torch.cat([(b - a) / 2 * w for a, b in pairwise([*cuts, cuts[0] + 2 * math.pi])])
+    x = r[:, None, None] * torch.stack([phi.cos(), phi.sin()], -1)
+    return x.flatten(0, 1), ((w_r * r)[:, None] * w_phi).flatten()
+
+
+def plane_risk(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, ""]:
+    """Mean loss of a linear router over standard normal x in the plane.
+
+    Differentiated by autograd in theta it gives the mean of the per-example gradients: the nodes are constants.
+    """
+    x, w = plane_nodes(theta, k)
+    return w @ loss(theta, x, topk_set(x @ theta.detach().T, k))
+
+
+def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, "M 2"]:
+    """What the mean of the per-example gradients lacks of the gradient of `plane_risk` in theta.
+
+    On a boundary where logits i and j tie, with u = h_i - h_j, it adds `int (loss with i - loss with j)
+    (du/dtheta) / |grad_x u| p(x) dS`; here `du/dtheta_i = x = -du/dtheta_j` and `grad_x u = theta_i - theta_j`.
+    """
+    theta = theta.detach()
+    missing = torch.zeros_like(theta)
+    r, w = _radii(48)
+    for angle, i, j in boundary_rays(theta, k):
+        x = r[:, None] * torch.tensor([math.cos(angle), math.sin(angle)], dtype=theta.dtype)
+        with_i = topk_set(x @ theta.T, k)
+        with_i[:, i], with_i[:, j] = True, False
+        with_j = with_i.clone()
+        with_j[:, i], with_j[:, j] = False, True
+        jump = loss(theta, x, with_i) - loss(theta, x, with_j)
+        speed = (w * jump) @ x / (theta[i] - theta[j]).norm()
+        missing[i] += speed
+        missing[j] -= speed
+    return missing

@@ -1,0 +1,157 @@
+"""Uniform stability of SGD on convex losses (smooth2025, Theorems 1 and 3; Hardt, Recht and Singer 2016).
+
+A loss here is a convex function of a linear score `<w, x>`. On a universe of a few points every data set, every
+neighbour and every sequence of batches can be enumerated, so `exact_stability` is the number the theorems bound.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from moe_theory import _validate as check
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`value(z, y)` of a score z and a response y, with its derivative `slope(z, y)` in z and the largest
+    `curvature` of it. Along every line the size of the slope has to be largest at an end (see `exact_stability`)."""
+
+    value: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+    curvature: float
+
+
+SQUARES = Loss(lambda z, y: (z - y).square() / 2, lambda z, y: z - y, 1.0)
+LOGISTIC = Loss(lambda z, y: torch.nn.functional.softplus(-y * z), lambda z, y: -y * torch.sigmoid(-y * z), 0.25)
+
+
+def huber(L: float, beta: float) -> Loss:
+    """Quadratic of curvature beta up to `|z - y| = L / beta`, of slope L or -L beyond."""
+    L, beta = check.positive("L", L), check.positive("beta", beta)
+    edge = L / beta
+
+    def value(z: Tensor, y: Tensor) -> Tensor:
+        r = (z - y).abs()
+        return torch.where(r <= edge, beta * r.square() / 2, L * (r - edge / 2))
+
+    return Loss(value, lambda z, y: (beta * (z - y)).clamp(-L, L), beta)
+
+
+def hardt_bound(L: Float[Tensor, " B"], alphas: Float[Tensor, "B T"], n: int) -> Float[Tensor, " B"]:
+    """`(2 L^2 / n) sum_t alpha_t`, for convex L-Lipschitz beta-smooth losses and every `alpha_t <= 2 / beta`.
+
+    smooth2025, Theorem 3, with the constants of Hardt et al. (2016): n is the number of data, whatever the batch.
+    """
+    return 2 * L.square() * alphas.sum(1) / check.integer("n", n, 1)
+
+
+def largest_curvature(loss: Loss, x: Float[Tensor, "B u d"]) -> Float[Tensor, " B"]:
+    """beta, the largest curvature of `loss(<w, x>, y)` in w over the points x."""
+    return loss.curvature * x.square().sum(2).amax(1)
+
+
+def neighbours(points: int, n: int) -> Int[Tensor, "R points n"]:
+    """All data sets of n points, as indices: `[r, a]` and `[r, b]` differ in their first point only, a against b.
+
+    The other n - 1 run through all multisets; their order does not matter, for the batches are drawn uniformly.
+    """
+    check.integer("points", points, 2)
+    rest = list(combinations_with_replacement(range(points), check.integer("n", n, 1) - 1))
+    return torch.tensor([[(a, *r) for a in range(points)] for r in rest])
+
+
+def _trained(loss, x, y, start, alphas, data, batch) -> tuple[Tensor, Tensor]:
+    """Parameters (B, D, S, d) after all S sequences of batches, and the largest gradient (B,) on the way."""
+    n = data.shape[1]
+    members = [[float(i in chosen) / batch for i in range(n)] for chosen in combinations(range(n), batch)]
+    members = x.new_tensor(members)  # (number of batches, n), rows sum to 1
+    X, Y, norms = x[:, data], y[:, data, None].mT, x.norm(dim=2)[:, None, None]
+    w = start[:, None, None].expand(-1, len(data), 1, -1)
+    largest = x.new_zeros(len(x))
+    for t in range(alphas.shape[1] + 1):
+        slopes = loss.slope(w @ x.mT[:, None], y[:, None, None])
+        largest = torch.maximum(largest, (slopes.abs() * norms).amax((1, 2, 3)))
+        if t < alphas.shape[1]:
+            parts = (loss.slope(w @ X.mT, Y)[..., None, :] * members).flatten(2, 3)
+            w = w.repeat_interleave(len(members), 2) - alphas[:, t, None, None, None] * (parts @ X)
+    return w, largest
+
+
+def exact_stability(
+    loss: Loss,
+    x: Float[Tensor, "B u d"],
+    y: Float[Tensor, "B u"],
+    start: Float[Tensor, "B d"],
+    alphas: Float[Tensor, "B T"],
+    n: int,
+    batch: int = 1,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Uniform stability (smooth2025, Eq. 1) of B problems, by enumeration: every data set of n of the u points,
+    every neighbour of it, every sequence of batches, every point to be tested.
+
+    Args:
+        loss: one for all problems.
+        x, y: the u points of each problem.
+        start: where SGD starts.
+        alphas: step sizes.
+        n: number of data.
+        batch: how many of them a step averages, drawn uniformly without replacement; the two runs see the same.
+
+    Returns:
+        eps, and L: the largest norm of a gradient, over all points, where any of the runs has been. Along a segment
+        it is largest at an end, so that L serves for the segment between two runs too.
+
+    Raises:
+        ValueError: for a batch above n, or more than 2^20 sequences of batches.
+    """
+    if check.integer("batch", batch, 1) > check.integer("n", n, 1):
+        raise ValueError(f"batch: expected at most n = {n}, got {batch}")
+    sequences = math.comb(n, batch) ** alphas.shape[1]
+    if sequences > 2**20:
+        raise ValueError(f"alphas: expected at most 2^20 sequences of batches to enumerate, got {sequences}")
+    data = neighbours(x.shape[1], n)
+    rows = max(1, 2**20 // (data.numel() * sequences))  # as many problems at once as keeps the memory small
+    done = []
+    for at in range(0, len(x), rows):
+        part = [v[at : at + rows] for v in (x, y, start, alphas)]
+        w, L = _trained(loss, *part, data.flatten(0, 1), batch)
+        values = loss.value(part[0][:, None] @ w.mT, part[1][:, None, :, None]).unflatten(1, data.shape[:2])
+        gaps = [(values[:, :, a] - values[:, :, b]).abs().mean(-1) for a, b in combinations(range(x.shape[1]), 2)]
+        done.append((torch.stack(gaps).amax((0, 2, 3)), L))
+    eps, L = zip(*done, strict=True)
+    return torch.cat(eps), torch.cat(L)
+
+
+def huber_witness(T: int, L: float = 1.0, a: float = 0.5) -> tuple[Loss, Tensor, Tensor, Tensor, Tensor]:
+    """A problem on which `hardt_bound` is attained for every n: two points y = a and y = -a, one parameter.
+
+    With beta = (2T + 1) L / a and steps 2 / beta the parameter stays where both losses have slope L or -L, so each
+    draw of the point that differs pushes the two runs 2 alpha L apart and no step brings them together.
+
+    Returns:
+        `(loss, x, y, start, alphas)`, as `exact_stability` takes them, B = 1.
+    """
+    T, L, a = check.integer("T", T, 1), check.positive("L", L), check.positive("a", a)
+    beta = (2 * T + 1) * L / a
+    y = torch.tensor([[a, -a]], dtype=torch.float64)
+    one = torch.ones_like(y)
+    return (
+        huber(L, beta),
+        one[..., None],
+        y,
+        torch.zeros_like(y[:, :1]),
+        torch.full_like(y[:, :1], 2 / beta).repeat(1, T),
+    )
+
+
+def averaged_experts(x: Float[Tensor, "B u d"], K: int) -> Float[Tensor, "B u {K}*d"]:
+    """The inputs on which a linear score is that of K linear experts with fixed gates 1 / K.
+
+    `sum_k <theta_k, x> / K = <(theta_1, ..., theta_K), (x / K, ..., x / K)>`.
+    """
+    return x.repeat(1, 1, check.integer("K", K, 1)) / K
