@@ -12,6 +12,7 @@ RESULTS = Path(__file__).parents[1] / "src" / "moe_theory" / "results"
 FILES = {  # each is written when a run with timing has filled all its sections
     "speed.json": {"steps", "growth", "floor", "ceilings", "work", "throughput", "one_run_on_all_cores"},
     "speed_least_squares.json": {"least_squares"},
+    "speed_stability.json": {"stability", "stability_sizes"},
 }
 DIGITS = 4
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -115,7 +115,12 @@ def traces(model: nn.Module) -> Callable:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, (Linear, Stack, Words))}
+    """The layers that hold all parameters of the model; ValueError for one that is elsewhere and would be missed."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (Linear, Stack, Words))}
+    held = {f"{name}.{own}" for name, layer in layers.items() for own, _ in layer.named_parameters()}
+    if outside := sorted({name for name, _ in model.named_parameters()} - held):
+        raise ValueError(f"model: expected all parameters in layers of models.layers, got {outside} elsewhere")
+    return layers
 
 
 def _zeros(model: nn.Module, x: Tensor, noise: Tensor) -> dict[str, Tensor]:
@@ -168,7 +173,7 @@ def squared_difference(
 
 def estimate(
     model: nn.Module,
-    x: Float[Tensor, "n ..."],
+    x: Shaped[Tensor, "n ..."],
     y: Int[Tensor, " n"],
     rate: float,
     draws: int = DRAWS,
@@ -184,8 +189,8 @@ def estimate(
         draws, batch: 200 and 64 in the paper; seed: draws batches and routing noise.
 
     Raises:
-        ValueError: for a rate that is not positive, a batch larger than n, or steps that lead to the
-            same point, where L and beta are not defined.
+        ValueError: for a rate that is not positive, a batch larger than n, a parameter outside
+            `models.layers`, or steps that lead to the same point, where L and beta are not defined.
     """
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed)
@@ -215,7 +220,7 @@ def _estimate(model: nn.Module, x: Tensor, y: Tensor, rate: float, plan: Batches
     apart = sum(squared_difference(layer, trace1[name], trace2[name]) for name, layer in _layers(model).items())
     r = _norm({name: theta[0][name] - theta[1][name] for name in theta_0})
     eps = (l1 - l2).abs().mean(1)
-    flips = ((pi1 > 0) != (pi2 > 0)).any(-1).flatten(1).float().mean(1)
+    flips = ((pi1 > 0) != (pi2 > 0)).any(-1).flatten(1).to(eps).mean(1)
     if model.block.rule == "sampled_topk":
         l2, _ = vmap(losses(model))(theta[1], *data(2, 3))
     return Draws(eps, eps / r, apart.sqrt().mean(1) / r, r, (l1 - l2).abs().mean(1), flips)
@@ -254,7 +259,7 @@ def _one_draw(model: nn.Module, theta_0: Parameters, x: Tensor, y: Tensor, rate:
     for i, u, v in zip(index[2], noise[2, :, None], noise[3, :, None], strict=True):
         (g1, l1, set1), (g2, l2, set2) = (gradient(p, x[i][None], y[i][None], u) for p in theta)
         other = losses(model)(theta[1], x[i][None], y[i][None], v)[0][0].detach()
-        flips = (set1 != set2).any(-1).float().mean()
+        flips = (set1 != set2).any(-1).to(l1).mean()
         values.append(torch.stack([(l1 - l2).abs(), distance(g1, g2), (l1 - other).abs(), flips]))
     eps, apart, independent, flips = torch.stack(values).mean(0)
     r = distance(*theta)

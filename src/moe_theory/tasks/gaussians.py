@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -12,7 +12,7 @@ from moe_theory import _validate as check
 class Labelled(NamedTuple):
     """n inputs and their classes."""
 
-    x: Float[Tensor, "n ..."]
+    x: Shaped[Tensor, "n ..."]
     y: Int[Tensor, " n"]
 
 
