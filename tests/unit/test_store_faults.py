@@ -217,6 +217,12 @@ def test_failed_rows_are_reported_when_the_others_are_stored(tiny, monkeypatch, 
     assert main(["run", "tiny", "--jobs", "1"]) == 1 and "ZeroDivisionError" in capsys.readouterr().err
 
 
+def test_bad_results_named_like_keys_are_refused(tiny, caplog):
+    tiny(row=lambda key: {"x": 3, "square": key["x"] ** 2})
+    with pytest.raises(RuntimeError, match=r"expected no result under the name of a key, got \['x'\]"):
+        experiments.run("tiny")
+
+
 def test_rows_of_another_shape_are_refused(tiny, path):
     tiny(grid=_grid(0, 1, 2, 3, 4, 5), row=lambda key: {"cube": 1})
     with pytest.raises(ValueError, match=r"expected the columns \['x', 'n', 'square', .*, got \['x', 'n', 'cube'"):

@@ -17,6 +17,8 @@ def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, dict | None,
     start = time.perf_counter()
     try:
         values = row(key)
+        if both := sorted(key.keys() & values.keys()):
+            raise ValueError(f"row: expected no result under the name of a key, got {both}")
     except Exception:
         return key, None, traceback.format_exc()
     return key, {**key, **values, "device": "cpu", "seconds": round(time.perf_counter() - start, 1)}, None

@@ -285,6 +285,6 @@ def summary(draws: Draws) -> dict[str, float]:
 
 
 def _columns(found: list[dict[str, float]]) -> dict[str, str]:
-    """One text for each measured quantity, over the stages; empty texts where there are none."""
+    """One text for each measured quantity, over the stages; "-" where there are none."""
     names = ["stage", "train_loss", *summary(Draws(*torch.ones(6, 2)))]
-    return {name: _text(values[name] for values in found) for name in names}
+    return {name: _text(values[name] for values in found) or "-" for name in names}
