@@ -12,7 +12,6 @@ import time
 
 import pytest
 import torch
-
 from torch.func import grad, vmap
 
 from moe_theory.measure.stability import BATCH, DRAWS, draw_batches, estimate, estimate_loop, losses
