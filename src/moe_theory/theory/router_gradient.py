@@ -11,7 +11,7 @@ which for "topk_softmax" is `pi_k (f_k - F)` (smooth2025, Eq. 4), and for "softm
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,11 @@ from moe_theory.models.routers import gate_values, softmax_topk, topk_set
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
 
-#: Radius beyond which a standard normal in the plane is ignored; the mass left out is exp(-40).
-REACH = math.sqrt(80)
+#: Radius beyond which a standard normal in the plane is ignored; the mass left out is exp(-32).
+REACH = 8.0
+
+#: Nodes in the radius, and in the angle for each piece of the circle.
+RADII, ANGLES = 40, 20
 
 
 def logit_jacobian(
@@ -77,51 +80,60 @@ class Ray(NamedTuple):
     leaves: int
 
 
-def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
-    """Where the k largest of the logits `<theta_m, x>` of a linear router in the plane change, in order of the angle.
+def _ties(theta: Float[Tensor, "M 2"]) -> list[Ray]:
+    """Every half-line on which two logits of a linear router tie, in order of the angle.
 
-    Logits i and j tie on the line orthogonal to `theta_i - theta_j`; the half of it on which exactly k - 1 other
-    logits are larger belongs to the boundary.
+    Turning left, i overtakes j where x is orthogonal to `theta_i - theta_j` and a quarter turn behind it.
 
     Raises:
-        ValueError: for a k outside 1..M, or two equal rows, whose tie is everywhere.
+        ValueError: for two equal rows, whose tie is everywhere.
     """
-    theta = check.finite("theta", theta.detach())
-    M = len(theta)
-    topk_set(theta[:, 0], k)
     rays = []
-    for i in range(M):
-        for j in range(M):
-            n = theta[i] - theta[j]
-            if i != j and not n.any():
-                raise ValueError(f"theta: expected distinct rows, got rows {i} and {j} equal")
-            angle = math.atan2(float(n[1]), float(n[0])) - math.pi / 2  # turning left from here, logit i overtakes j
-            h = theta @ torch.tensor([math.cos(angle), math.sin(angle)], dtype=theta.dtype)
-            above = sum(float(h[m]) > float(h[i] + h[j]) / 2 for m in range(M) if m not in (i, j))
-            if i != j and above == k - 1:
-                rays.append(Ray(angle % (2 * math.pi), i, j))
+    for i, j in permutations(range(len(theta)), 2):
+        n = theta[i] - theta[j]
+        if not n.any():
+            raise ValueError(f"theta: expected distinct rows, got rows {i} and {j} equal")
+        rays.append(Ray((math.atan2(float(n[1]), float(n[0])) - math.pi / 2) % (2 * math.pi), i, j))
     return sorted(rays)
 
 
-def _radii(q: int) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
+    """Where the k largest of the logits `<theta_m, x>` of a linear router in the plane change, in order of the angle.
+
+    These are the half-lines on which two logits tie and exactly k - 1 others are larger.
+
+    Raises:
+        ValueError: for a k outside 1..M, or two equal rows.
+    """
+    theta = check.finite("theta", theta.detach())
+    topk_set(theta[:, 0], k)
+    rays = []
+    for ray in _ties(theta):
+        h = theta @ torch.tensor([math.cos(ray.angle), math.sin(ray.angle)], dtype=theta.dtype)
+        tie = (h[ray.enters] + h[ray.leaves]) / 2
+        if sum(bool(h[m] > tie) for m in range(len(h)) if m not in ray[1:]) == k - 1:
+            rays.append(ray)
+    return rays
+
+
+def _radii() -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
     """Nodes and weights for `int_0^inf g(r) e^(-r^2/2) dr / (2 pi)`."""
-    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(q))
+    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(RADII))
     r = REACH * (z + 1) / 2
     return r, REACH / 2 * w * torch.exp(-r.square() / 2) / (2 * math.pi)
 
 
-def plane_nodes(theta: Float[Tensor, "M 2"], k: int, q: int = 32) -> tuple[Float[Tensor, "n 2"], Float[Tensor, " n"]]:
-    """Nodes and weights for means over a standard normal x in the plane, exact where the selection does not change.
+def plane_nodes(theta: Float[Tensor, "M 2"]) -> tuple[Float[Tensor, "n 2"], Float[Tensor, " n"]]:
+    """Nodes and weights (float64) for means over a standard normal x in the plane.
 
-    Args:
-        theta: a linear router; the plane is cut along its `boundary_rays`.
-        q: nodes in the radius and, for each cone, in the angle.
+    The circle is cut where two logits of the linear router theta tie, so that within a piece the selection does not
+    change and the softmax has no narrow transition, and at four fixed angles.
     """
-    cuts = [ray.angle for ray in boundary_rays(theta, k)] or [0.0]
-    r, w_r = _radii(q)
-    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(q))
-    phi = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise([*cuts, cuts[0] + 2 * math.pi])])
-    w_phi = torch.cat([(b - a) / 2 * w for a, b in pairwise([*cuts, cuts[0] + 2 * math.pi])])
+    cuts = sorted([ray.angle for ray in _ties(theta.detach())] + [i * math.pi / 2 for i in range(5)])
+    r, w_r = _radii()
+    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(ANGLES))
+    phi = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise(cuts)])
+    w_phi = torch.cat([(b - a) / 2 * w for a, b in pairwise(cuts)])
     x = r[:, None, None] * torch.stack([phi.cos(), phi.sin()], -1)
     return x.flatten(0, 1), ((w_r * r)[:, None] * w_phi).flatten()
 
@@ -131,7 +143,7 @@ def plane_risk(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Te
 
     Differentiated by autograd in theta it gives the mean of the per-example gradients: the nodes are constants.
     """
-    x, w = plane_nodes(theta, k)
+    x, w = plane_nodes(theta)
     return w @ loss(theta, x, topk_set(x @ theta.detach().T, k))
 
 
@@ -143,7 +155,7 @@ def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
     """
     theta = theta.detach()
     missing = torch.zeros_like(theta)
-    r, w = _radii(48)
+    r, w = _radii()
     for angle, i, j in boundary_rays(theta, k):
         x = r[:, None] * torch.tensor([math.cos(angle), math.sin(angle)], dtype=theta.dtype)
         with_i = topk_set(x @ theta.T, k)

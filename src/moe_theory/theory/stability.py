@@ -50,7 +50,7 @@ def hardt_bound(L: Float[Tensor, " B"], alphas: Float[Tensor, "B T"], n: int) ->
     return 2 * L.square() * alphas.sum(1) / check.integer("n", n, 1)
 
 
-def largest_curvature(loss: Loss, x: Float[Tensor, "B u d"]) -> Float[Tensor, " B"]:
+def smoothness_of(loss: Loss, x: Float[Tensor, "B u d"]) -> Float[Tensor, " B"]:
     """beta, the largest curvature of `loss(<w, x>, y)` in w over the points x."""
     return loss.curvature * x.square().sum(2).amax(1)
 

@@ -1,0 +1,176 @@
+"""What the estimators of smooth2025, 5.3 measure: exact counterparts and predictions without free parameters.
+
+Gradients and Hessians are those of single examples' losses in all parameters of a small network, flattened to
+vectors of P numbers in the order of `model.named_parameters()`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from scipy.integrate import quad
+from scipy.stats import norm
+from torch import Tensor
+from torch.func import grad, hessian, jvp, vmap
+
+from moe_theory import _validate as check
+from moe_theory.measure.stability import BATCH, CHUNK, draw_batches, losses
+from moe_theory.models.sparse import SparseNetwork
+
+
+def parameter_vector(model: SparseNetwork) -> Float[Tensor, "P"]:
+    """All parameters, one after the other."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def vector_losses(model: SparseNetwork):
+    """`(theta, x, y) -> losses (b,), gates` of a batch as functions of the parameter vector, without routing noise.
+
+    Raises:
+        ValueError: for a network whose routing is random.
+    """
+    if model.block.rule == "sampled_topk":
+        raise ValueError(f"model: expected a rule without noise, got {model.block.rule!r}")
+    names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
+
+    def function(theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        parts = theta.split([shape.numel() for shape in shapes])
+        named = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        return losses(model)(named, x, y, theta.new_zeros(model.noise_shape(len(x))))
+
+    return function
+
+
+def example_loss(model: SparseNetwork):
+    """`(theta, x_i, y_i) -> loss` of one example."""
+    function = vector_losses(model)
+    return lambda theta, x_i, y_i: function(theta, x_i[None], y_i[None])[0][0]
+
+
+def example_gradients(model: SparseNetwork, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]) -> Float[Tensor, "n P"]:
+    """The gradient `g_x` of every example's loss."""
+    return vmap(grad(example_loss(model)), (None, 0, 0))(parameter_vector(model), x, y)
+
+
+def exact_constants(
+    model: SparseNetwork, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    """`|g_x|` and `|Hess l_x|`, the largest absolute eigenvalue, of every example; their maxima are L and beta."""
+    H = vmap(hessian(example_loss(model)), (None, 0, 0))(parameter_vector(model), x, y)
+    return example_gradients(model, x, y).norm(dim=1), torch.linalg.eigvalsh(H).abs().amax(1)
+
+
+class Steps(NamedTuple):
+    """The two networks of each draw and the examples they are compared on."""
+
+    one: Float[Tensor, "D P"]
+    two: Float[Tensor, "D P"]
+    third: Int[Tensor, "D b"]
+
+
+def two_steps(model: SparseNetwork, x: Tensor, y: Tensor, rate: float, draws: int, batch: int, seed: int) -> Steps:
+    """Theta_1, Theta_2 and B3 of the draws that `estimate` makes with these arguments."""
+    plan, theta, each = (
+        draw_batches(model, len(x), draws, batch, seed).index,
+        parameter_vector(model),
+        vector_losses(model),
+    )
+    step = vmap(grad(lambda w, *data: each(w, *data)[0].mean()), (None, 0, 0), chunk_size=CHUNK)
+    one, two = (theta - check.positive("rate", rate) * step(theta, x[plan[:, i]], y[plan[:, i]]) for i in (0, 1))
+    return Steps(one, two, plan[:, 2])
+
+
+def parts_of_eps(
+    model: SparseNetwork, x: Tensor, y: Tensor, rate: float, draws: int, batch: int = BATCH, seed: int = 0
+) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+    """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
+    steps = two_steps(model, x, y, rate, draws, batch, seed)
+    evaluate = vmap(vector_losses(model), chunk_size=CHUNK)
+    (l1, pi1), (l2, pi2) = (evaluate(w, x[steps.third], y[steps.third]) for w in (steps.one, steps.two))
+    flipped = ((pi1 > 0) != (pi2 > 0)).flatten(2).any(-1)
+    apart = (l1 - l2).abs()
+    return (apart * ~flipped).mean(1), (apart * flipped).mean(1)
+
+
+class Segment(NamedTuple):
+    """Means over a segment from Theta_1 to Theta_2 of length r and direction u, D segments at once.
+
+    Attributes:
+        slope: (D,) the integral of `mean_x |<g_x, u>|`; curvature: (D,) that of `mean_x |Hess l_x u|`.
+    """
+
+    slope: Float[Tensor, "D"]
+    curvature: Float[Tensor, "D"]
+
+
+def segment_means(model: SparseNetwork, x: Tensor, y: Tensor, steps: Steps, nodes: int = 3) -> Segment:
+    """What the estimates L and beta of a draw cannot exceed if no selected set and no kink changes on the way.
+
+    Args:
+        x, y: the training set; steps: what `two_steps` gives; nodes: midpoints at which a segment is evaluated.
+    """
+    way = steps.two - steps.one
+    u = way / way.norm(dim=1, keepdim=True)
+    gradient = grad(example_loss(model))
+
+    def along(theta: Tensor, u: Tensor, x_i: Tensor, y_i: Tensor) -> tuple[Tensor, Tensor]:
+        g, Hu = jvp(lambda w: gradient(w, x_i, y_i), (theta,), (u,))
+        return (g @ u).abs(), Hu.norm()
+
+    evaluate, data = vmap(vmap(along, (None, None, 0, 0))), (x[steps.third], y[steps.third])
+    middle = (torch.arange(check.integer("nodes", nodes, 1)) + 0.5) / nodes
+    found = [evaluate(steps.one + float(t) * way, u, *data) for t in middle]
+    return Segment(*(torch.stack(part).mean((0, 2)) for part in zip(*found, strict=True)))
+
+
+def first_order_eps(g: Float[Tensor, "n P"], rate: float, batch: int) -> tuple[float, float]:
+    """`E eps` to first order in the rate, from the gradients of all n training examples, in two versions.
+
+    Two steps lead apart by `rate (gbar_1 - gbar_2)`, whose covariance is `(2/b)(1 - b/n) Sigma` for batches
+    of b drawn without repetition, Sigma that of the gradients. If it were Gaussian,
+
+        E eps = rate sqrt(2/pi) mean_x sigma_x,    sigma_x^2 = (2/b)(1 - b/n) g_x' Sigma g_x.
+
+    The second version has the next term of Edgeworth's expansion: `sigma_x (1 - kappa_x / (48 b))`, kappa_x
+    the excess kurtosis of `<g_x, g>` over the examples.
+
+    Raises:
+        ValueError: for a rate that is not positive, or batches that leave nothing out.
+    """
+    check.positive("rate", rate)
+    if not check.integer("batch", batch, 1) < len(g):
+        raise ValueError(f"batch: expected fewer than n = {len(g)}, got {batch}")
+    along = g @ (g - g.mean(0)).T
+    second = along.square().mean(1)
+    kurtosis = torch.where(second > 0, along.pow(4).mean(1) / second.square() - 3, 0)
+    sigma = (second * len(g) / (len(g) - 1) * 2 / batch * (1 - batch / len(g))).sqrt()
+    scale = rate * math.sqrt(2 / math.pi)
+    return scale * float(sigma.mean()), scale * float((sigma * (1 - kurtosis / (48 * batch))).mean())
+
+
+def one_step_stability(g: Float[Tensor, "n P"], rate: float) -> float:
+    """Eq. 1 of smooth2025 after one step of gradient descent on all n examples, to first order in rate / n.
+
+    The largest change of a loss when one example of the data is replaced by another of them,
+    `(rate / n) max_(i, j, x) <g_x, g_i - g_j>`.
+    """
+    products = g @ g.T
+    return check.positive("rate", rate) / len(g) * float((products.amax(1) - products.amin(1)).max())
+
+
+def largest_normal(n: int) -> tuple[float, float]:
+    """Mean and standard deviation of the largest of n independent standard normal variables."""
+    check.integer("n", n, 1)
+
+    def moment(power: int) -> float:
+        density = lambda z: z**power * n * math.exp(norm.logpdf(z) + (n - 1) * norm.logcdf(z))  # noqa: E731
+        return quad(density, -12, 12, epsabs=1e-12, limit=200)[0]
+
+    mean = moment(1)
+    return mean, math.sqrt(moment(2) - mean**2)
+
+
+def trend_variance(slope: float, window: int) -> float:
+    """Variance of the `window` points of a line with this slope: `slope^2 (w^2 - 1) / 12`."""
+    return slope**2 * (check.integer("window", window, 1) ** 2 - 1) / 12
