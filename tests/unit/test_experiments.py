@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from moe_theory import experiments
-from moe_theory.experiments import store
+from moe_theory.experiments import sparse, store
 from moe_theory.experiments.__main__ import main
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment
+from moe_theory.measure.stability import estimate
 
 CALLS = []
 
@@ -153,6 +154,11 @@ def test_stored_rows_are_whole(name):
         ),
         ("one_too_many", dict(router="cosine", phi="tanh", k=3, n=1000, rep=1), ["sse", "expert", "direction"]),
         ("contact", dict(router="perturbed", expert="tanh", split="across", gap=0.1), ["distance"]),
+        (
+            "sparse_training",
+            dict(task="gaussians", rule="softmax_topk", heads="single", output="matched", k=2, seed=3),
+            ["kept"],
+        ),
     ],
 )
 def test_stored_rows_tell_the_truth(name, which, columns):
@@ -162,3 +168,16 @@ def test_stored_rows_tell_the_truth(name, which, columns):
     for column in columns:
         stored, now = again[column]
         assert now == pytest.approx(stored, rel=0.02)
+
+
+def test_stored_estimates_before_training_tell_the_truth():
+    """The estimators of a stored row at its first stage, computed again at full size."""
+    rows = experiments.load("sparse_training")
+    which = (rows.task == "gaussians") & (rows.rule == "topk_softmax") & (rows.rate == 0.05) & (rows.seed == 2)
+    for k in (2, 5):
+        row = rows[which & (rows.k == k) & (rows.measured == "all")].iloc[0]
+        network, _ = sparse.start(row)
+        train, _ = sparse.gaussians()
+        found = sparse.summary(estimate(network, *train, rate=row.rate, seed=sparse.stream(row.seed, 4)))
+        for name, value in found.items():
+            assert value == pytest.approx(float(row[name].split()[0]), rel=0.02, abs=1e-6), name
