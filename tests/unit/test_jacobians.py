@@ -65,6 +65,22 @@ def test_the_equicorrelated_formula_is_exact(normal):
     assert jac.equicorrelated(a, 1.0, k_eff) == a and jac.equicorrelated(a, 0.0, 9.0) == pytest.approx(a / 3)
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.25, 1.0])
+def test_the_relative_jacobian_is_that_of_autograd(normal, mu):
+    """Linear experts whose outputs at z are unit vectors with pairwise cosine mu."""
+    pi, z = normal(5).softmax(0), normal(D)
+    gram = mu + (1 - mu) * torch.eye(5, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(gram)
+    f = vectors * values.clamp(min=0).sqrt() @ vectors.T  # one row an expert
+    W = f[:, :, None] * z / z.square().sum()
+    size = float(jacrev(lambda W: pi @ (W @ z))(W).norm() / (pi @ f).norm())
+    one = float(jacrev(lambda W: W @ z)(W[0]).norm())
+    k_eff = float(1 / pi.square().sum())
+    assert jac.relative_jacobian(mu, k_eff) == pytest.approx(size / one, rel=1e-6)
+    if mu == 0.25:  # neither of the two extremes
+        assert k_eff**-0.5 + 0.1 < size / one < 0.9
+
+
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_bounds_hold_and_the_forms_of_tanh_experts_are_exact(k):
     """Against full Hessians of the experiment's block, made small."""
@@ -137,6 +153,20 @@ def test_training_takes_gradient_steps_at_rate_times_k(monkeypatch):
     assert float((moved.V - block.V).abs().max()) > 1e-3
 
 
+def test_the_floor_holds_and_either_part_can_carry_the_function():
+    """Saturated experts are constant along the segment: there the jumps do it alone, and with K = M nothing moves."""
+    block, ends = ex.draw_block(0, 0.1, 0.0), torch.stack([ex.inputs(4, 1), ex.inputs(4, 2)])
+    for k in (4, ex.M):
+        own = ex.floor(block, lambda x, k=k: ex.output(block, x, k), ends, k)
+        assert (own.slope + own.jumps >= own.needed).all() and (own.needed > 0.1).all()
+        assert (own.jumps > 0.1).all() if k < ex.M else not own.jumps.any()
+    ends[:, :, 0], W = 1.0, torch.zeros_like(block.W)
+    W[:, :, 0] = 40 * block.W[:, :, :1].sign()[..., 0]
+    flat = block._replace(W=W, theta=1e-6 * block.theta)
+    held = ex.floor(flat, lambda x: ex.output(flat, x, 4), ends, 4)
+    assert (held.slope < 1e-3 * held.needed).all() and (held.jumps >= held.needed - 1e-3).all()
+
+
 def test_two_blocks_of_identical_experts_are_the_same_function_for_every_k():
     same, other = ([float(f(w)) for f, w in (ex.two_blocks(k, rho, False, 3) for k in (1, 8))] for rho in (1.0, 0.0))
     assert same[0] == pytest.approx(same[1], rel=1e-12) and abs(other[0] - other[1]) > 1e-2
@@ -158,6 +188,10 @@ def test_bad_arguments_are_named():
         jac.pair_cosine(torch.ones(1, 2, 2))
     with pytest.raises(ValueError, match="rho: expected a correlation"):
         jac.equicorrelated(1.0, -0.5, 9.0)
+    with pytest.raises(ValueError, match="k_eff: expected a finite number > 0"):
+        jac.relative_jacobian(0.5, 0.0)
+    with pytest.raises(ValueError, match="cells: expected an integer >= 1"):
+        ex.floor(ex.draw_block(0, 0.1, 0.0), ex.target(0), torch.zeros(2, 1, ex.D), 4, 0)
     with pytest.raises(ValueError, match="rho: expected a correlation"):
         jac.equicorrelated(1.0, math.nan, 9.0)
     with pytest.raises(ValueError, match="a: expected a finite number > 0"):

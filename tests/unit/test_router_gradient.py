@@ -85,6 +85,15 @@ def test_top1_norm_and_its_bounds(M):
     assert abs(float(ratio) - low) < 1e-12  # attained
 
 
+def test_upper_bound_of_the_top1_norm_needs_half_of_the_probability():
+    def ratio(*pi):
+        h, p = torch.tensor(pi, dtype=torch.float64).log(), max(pi)
+        return float(top1_norm(h, torch.ones(len(pi), 1, dtype=torch.float64))) / (p * (1 - p))
+
+    assert abs(ratio(0.6, 0.4 - 1e-9, 1e-9) - math.sqrt(2)) < 1e-8  # approached
+    assert ratio(0.4, 0.4 - 1e-9, 0.2 + 1e-9) < math.sqrt(2) - 0.1  # the most that 0.4 allows
+
+
 def test_kept_mass_is_the_factor_between_the_orders():
     h = 2 * draw(50, 6)
     for k in range(1, 7):
@@ -168,6 +177,14 @@ def test_every_ray_counts_and_the_naming_of_its_sides_does_not(monkeypatch):
         assert (boundary_term(theta, 1, loss) - right).abs().max() > 1e-3
 
 
+def test_three_logits_may_tie_below_the_selection():
+    theta = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [0.0, 0.0]], dtype=torch.float64)
+    angles = [ray.angle for ray in boundary_rays(theta, 1)]  # on the axes three logits tie, but one is larger
+    assert torch.allclose(torch.tensor(angles), math.pi / 4 * torch.tensor([1.0, 3.0, 5.0, 7.0]))
+    with pytest.raises(ValueError, match="theta: expected two logits tied"):
+        boundary_rays(theta, 2)
+
+
 def test_bad_arguments():
     h, f = torch.zeros(3), torch.zeros(3, 2)
     with pytest.raises(ValueError, match="rule: expected one of .*got 'top'"):
@@ -180,6 +197,8 @@ def test_bad_arguments():
         top1_norm(torch.tensor([0.0, math.nan]), torch.zeros(2, 1))
     with pytest.raises(ValueError, match="theta: expected distinct rows, got rows 0 and 1 equal"):
         boundary_rays(torch.zeros(2, 2), 1)
+    with pytest.raises(ValueError, match="theta: expected two logits tied at the angle .*, got 3"):
+        boundary_rays(torch.tensor([[1.0, 0.5], [-1.0, -0.5], [0.0, 0.0]]), 2)
     with pytest.raises(ValueError, match="k: expected at most M = 2 experts, got 3"):
         boundary_rays(draw(2, 2), 3)
     with pytest.raises(ValueError, match="theta: expected finite numbers"):

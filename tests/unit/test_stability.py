@@ -106,6 +106,22 @@ def test_the_witness_attains_the_bound_and_beats_the_printed_one_by_four(n, T, b
     assert not (eps <= 0.999 * bound).all()  # no smaller constant would pass
 
 
+def test_no_smaller_beta_serves_where_the_witness_runs():
+    """The third loss has curvature beta on the whole thin region; the other two are linear wherever a run goes."""
+    T = 3
+    loss, x, y, start, alphas = huber_witness(T, L=1.3, a=0.4)
+    for drawn, off in product(product(range(3), repeat=T), (0.0, 1e-3)):
+        w = start[0]
+        for i, alpha in zip(drawn, alphas[0], strict=True):
+            w = w - alpha * loss.slope(x[0, i] @ w, y[0, i]) * x[0, i]
+        assert w[1] == 0 and abs(w[0]) < 0.4 - 1.3 / loss.curvature  # strictly inside
+        near = torch.stack([w[0], w[1] + off])
+        losses = [lambda v, i=i: loss.value(x[0, i] @ v, y[0, i]) for i in range(3)]
+        curved = [torch.func.hessian(of_one)(near) for of_one in losses]
+        assert torch.allclose(curved[2], torch.diag(torch.tensor([0.0, loss.curvature], dtype=torch.float64)))
+        assert not curved[0].any() and not curved[1].any()  # without the third example the smallest beta would be 0
+
+
 @pytest.mark.parametrize("loss", [SQUARES, LOGISTIC], ids=["squares", "logistic"])
 def test_averaged_experts_divide_the_step(loss):
     x, y, start, alphas = problems(loss, T=3)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory import _validate as check
 from moe_theory.measure.curvature import largest_curvature
 from moe_theory.models.routers import gate_values
 from moe_theory.theory import jacobians as jac
@@ -200,6 +201,43 @@ def row(key: dict) -> dict:
     if key["stage"] == "trained":
         block = train(block, f_star, key["k"], 20_000 + key["rep"])
     return measure(block, f_star, inputs(INPUTS, 30_000 + key["rep"]), key["k"])
+
+
+class Floor(NamedTuple):
+    """What carries a block from one end of a segment to the other; see `floor`."""
+
+    slope: Float[Tensor, " s"]
+    jumps: Float[Tensor, " s"]
+    needed: Float[Tensor, " s"]
+
+
+def floor(
+    block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, "2 s d"], k: int, cells: int = 200
+) -> Floor:
+    """The floor under slope and jumps of F, on a grid of each of s segments.
+
+    Args:
+        ends: both ends of the segments.
+        cells: of the grid.
+
+    Returns:
+        slope: largest operator norm of dF/dz at a point of the grid, times the length.
+        jumps: lengths of the increments of F over the cells in which the selected set changes, summed.
+        needed: `|f*(x) - f*(x')|` less the errors at both ends, which slope + jumps cannot fall below, up to the grid.
+
+    Raises:
+        ValueError: for fewer than one cell.
+    """
+    share = torch.linspace(0, 1, check.integer("cells", cells, 1) + 1, dtype=ends.dtype)
+    path, shape = torch.lerp(ends[0, :, None], ends[1, :, None], share[:, None]).flatten(0, 1), (-1, cells + 1)
+    s = terms(block, path, k)
+    F, F_star = output(block, path, k).unflatten(0, shape), f_star(path).unflatten(0, shape)
+    steepest = torch.linalg.matrix_norm(jac.input_terms(s.pi, s.f, s.dh, s.A).sum(1), 2).unflatten(0, shape).amax(1)
+    chosen = (path @ block.theta.T).unflatten(0, shape).topk(k).indices.sort(-1).values
+    changed = (chosen[:, 1:] != chosen[:, :-1]).any(-1)
+    jumps = (changed * F.diff(dim=1).norm(dim=-1)).sum(1)
+    errors = (F - F_star).norm(dim=-1)[:, [0, -1]].sum(1)
+    return Floor(steepest * (ends[1] - ends[0]).norm(dim=1), jumps, (F_star[:, -1] - F_star[:, 0]).norm(dim=1) - errors)
 
 
 def two_blocks(

@@ -87,6 +87,17 @@ def equicorrelated(a: float, rho: float, k_eff: float) -> float:
     return check.positive("a", a) * math.sqrt(square)
 
 
+def relative_jacobian(mu: float, k_eff: float) -> float:
+    """`|dF/dW| / |F|` of a block over that of one expert: `1 / sqrt(1 + mu (K_eff - 1))`.
+
+    For experts whose outputs all have one length and pairwise the cosine mu, and whose Jacobians have one norm.
+
+    Raises:
+        ValueError: for K_eff not positive, or where no such outputs exist.
+    """
+    return 1 / (math.sqrt(check.positive("k_eff", k_eff)) * equicorrelated(1.0, mu, k_eff))
+
+
 class Constants(NamedTuple):
     """What the bounds on L and beta are made of, each a maximum over the selected experts at one input.
 

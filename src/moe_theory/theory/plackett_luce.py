@@ -72,7 +72,9 @@ def order_probability(h: Float[Tensor, " M"], order: Int[Tensor, "R k"]) -> Floa
 
 
 def set_probability(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"]) -> Float[Tensor, " S"]:
-    """`P(T = S) = sum_{A subset of S} (-1)^|A| Lam / (Lam + w(A))`, Lam the weight of the experts not in S.
+    """`P(T = S) = sum_{Q subset of S} (-1)^|Q| Lam / (Lam + w(Q))`, Lam the weight of the experts not in S.
+
+    For K = M, where there are none, the probability is 1.
 
     Args:
         h: logits, at most 12 (the sum has 2^K terms of alternating sign); members: rows with K members each.
@@ -114,7 +116,8 @@ def inclusion_by_quadrature(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M
 
     Expert j arrives at an exponential time of rate w_j, so the number of arrivals is a sum of
     independent coins (probabilities `1 - e^{-w_j t}`), whose law is built up coin by coin. In `log t` the
-    integrand is analytic and decays at both ends: the trapezoidal rule of step 0.1 is exact to rounding.
+    integrand is analytic in a strip about the real line and decays exponentially or faster at both ends:
+    the trapezoidal rule of step 0.1 is exact to rounding.
     """
     h = _logits(h, k)
     w = h.exp()

@@ -63,7 +63,7 @@ def top1_norm(h: Float[Tensor, "*batch M"], f: Float[Tensor, "*batch M o"]) -> F
     """Frobenius norm of `logit_jacobian` for "softmax_topk" at k = 1, with m the largest logit:
 
     `pi_m |f_m| sqrt((1 - pi_m)^2 + sum_{j != m} pi_j^2)`, which lies between `sqrt(M/(M-1))` and `sqrt(2)` times
-    `pi_m (1 - pi_m) |f_m|`.
+    `pi_m (1 - pi_m) |f_m|`; the upper bound is approached if one other logit takes the rest, so for `pi_m >= 1/2`.
     """
     pi = torch.softmax(check.finite("h", h), -1)
     top, m = pi.max(-1, keepdim=True)
@@ -100,18 +100,22 @@ def _ties(theta: Float[Tensor, "M 2"]) -> list[Ray]:
 def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
     """Where the k largest of the logits `<theta_m, x>` of a linear router in the plane change, in order of the angle.
 
-    These are the half-lines on which two logits tie and exactly k - 1 others are larger.
+    These are the half-lines on which two logits tie as the k-th and the (k+1)-th largest.
 
     Raises:
-        ValueError: for a k outside 1..M, or two equal rows.
+        ValueError: for a k outside 1..M, two equal rows, or three logits that tie all along such a half-line.
     """
     theta = check.finite("theta", theta.detach())
     topk_set(theta[:, 0], k)
     rays = []
     for ray in _ties(theta):
         h = theta @ torch.tensor([math.cos(ray.angle), math.sin(ray.angle)], dtype=theta.dtype)
-        tie = (h[ray.enters] + h[ray.leaves]) / 2
-        if sum(bool(h[m] > tie) for m in range(len(h)) if m not in ray[1:]) == k - 1:
+        lead = h[[m for m in range(len(h)) if m not in ray[1:]]] - (h[ray.enters] + h[ray.leaves]) / 2
+        level = lead.abs() <= 1e-12 * theta.abs().max()
+        larger, tied = int(((lead > 0) & ~level).sum()), int(level.sum())
+        if larger <= k - 1 <= larger + tied:
+            if tied:
+                raise ValueError(f"theta: expected two logits tied at the angle {ray.angle:.4f}, got {2 + tied}")
             rays.append(ray)
     return rays
 
@@ -141,7 +145,8 @@ def plane_nodes(theta: Float[Tensor, "M 2"]) -> tuple[Float[Tensor, "n 2"], Floa
 def plane_risk(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, ""]:
     """Mean loss of a linear router over standard normal x in the plane.
 
-    Differentiated by autograd in theta it gives the mean of the per-example gradients: the nodes are constants.
+    Differentiated by autograd in theta it gives the mean of the per-example gradients: nodes and selection are taken
+    from a detached theta.
     """
     x, w = plane_nodes(theta)
     return w @ loss(theta, x, topk_set(x @ theta.detach().T, k))
@@ -152,6 +157,10 @@ def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
 
     On a boundary where logits i and j tie, with u = h_i - h_j, it adds `int (loss with i - loss with j)
     (du/dtheta) / |grad_x u| p(x) dS`; here `du/dtheta_i = x = -du/dtheta_j` and `grad_x u = theta_i - theta_j`.
+    Both losses have the k - 1 larger logits selected besides.
+
+    Raises:
+        ValueError: as `boundary_rays`.
     """
     theta = theta.detach()
     missing = torch.zeros_like(theta)

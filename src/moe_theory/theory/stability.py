@@ -36,8 +36,8 @@ def huber(L: float, beta: float) -> Loss:
     edge = L / beta
 
     def value(z: Tensor, y: Tensor) -> Tensor:
-        r = (z - y).abs()
-        return torch.where(r <= edge, beta * r.square() / 2, L * (r - edge / 2))
+        r = z - y
+        return torch.where(r.abs() <= edge, beta * r.square() / 2, L * (r.abs() - edge / 2))
 
     return Loss(value, lambda z, y: (beta * (z - y)).clamp(-L, L), beta)
 
@@ -128,25 +128,21 @@ def exact_stability(
 
 
 def huber_witness(T: int, L: float = 1.0, a: float = 0.5) -> tuple[Loss, Tensor, Tensor, Tensor, Tensor]:
-    """A problem on which `hardt_bound` is attained for every n: two points y = a and y = -a, one parameter.
+    """A problem on which `hardt_bound` is attained for every n: three points in two coordinates.
 
-    With beta = (2T + 1) L / a and steps 2 / beta the parameter stays where both losses have slope L or -L, so each
-    draw of the point that differs pushes the two runs 2 alpha L apart and no step brings them together.
+    Two of them, y = a and y = -a, see the first coordinate. With beta = (2T + 2) L / a and steps 2 / beta it stays
+    where their losses have slope L or -L, so each draw of the point that differs pushes the two runs 2 alpha L
+    apart and no step brings them together. The third sees the second coordinate, which stays 0: it pushes nothing,
+    but has curvature beta there, so that no smaller beta serves on any region that contains the runs.
 
     Returns:
         `(loss, x, y, start, alphas)`, as `exact_stability` takes them, B = 1.
     """
     T, L, a = check.integer("T", T, 1), check.positive("L", L), check.positive("a", a)
-    beta = (2 * T + 1) * L / a
-    y = torch.tensor([[a, -a]], dtype=torch.float64)
-    one = torch.ones_like(y)
-    return (
-        huber(L, beta),
-        one[..., None],
-        y,
-        torch.zeros_like(y[:, :1]),
-        torch.full_like(y[:, :1], 2 / beta).repeat(1, T),
-    )
+    beta = (2 * T + 2) * L / a
+    x = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]], dtype=torch.float64)
+    y = torch.tensor([[a, -a, 0.0]], dtype=torch.float64)
+    return huber(L, beta), x, y, torch.zeros_like(x[:, 0]), torch.full((1, T), 2 / beta, dtype=torch.float64)
 
 
 def averaged_experts(x: Float[Tensor, "B u d"], K: int) -> Float[Tensor, "B u {K}*d"]:
