@@ -170,14 +170,14 @@ def test_stored_rows_tell_the_truth(name, which, columns):
         assert now == pytest.approx(stored, rel=0.02)
 
 
-def test_stored_estimates_before_training_tell_the_truth():
+@pytest.mark.parametrize("k", [2, 5])
+def test_stored_estimates_before_training_tell_the_truth(k):
     """The estimators of a stored row at its first stage, computed again at full size."""
+    which = dict(task="gaussians", rule="topk_softmax", measured="all", k=k, seed=2, rate=0.05)
+    (key,) = (row for row in sparse.grid() if which.items() <= row.items())
     rows = experiments.load("sparse_training")
-    which = (rows.task == "gaussians") & (rows.rule == "topk_softmax") & (rows.rate == 0.05) & (rows.seed == 2)
-    for k in (2, 5):
-        row = rows[which & (rows.k == k) & (rows.measured == "all")].iloc[0]
-        network, _ = sparse.start(row)
-        train, _ = sparse.gaussians()
-        found = sparse.summary(estimate(network, *train, rate=row.rate, seed=sparse.stream(row.seed, 4)))
-        for name, value in found.items():
-            assert value == pytest.approx(float(row[name].split()[0]), rel=0.02, abs=1e-6), name
+    (stored,) = rows[(rows[list(key)] == pd.Series(key)).all(axis=1)].to_dict("records")
+    (train, _), (network, _) = sparse.gaussians(), sparse.start(key)
+    found = sparse.summary(estimate(network, *train, rate=key["rate"], seed=sparse.stream(key["seed"], 4)))
+    for name, value in found.items():
+        assert value == pytest.approx(float(stored[name].split()[0]), rel=0.02, abs=1e-6), name
