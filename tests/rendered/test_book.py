@@ -11,7 +11,7 @@ CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]
 NUMBERED = [p for p in CHAPTERS if p.removeprefix("notebooks/")[0].isdigit()]  # the others settle no claim
 
 RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process')]
-    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror'))
+    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror, [mathcolor=red]'))
     .map(e => e.innerText.slice(0, 80))"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
