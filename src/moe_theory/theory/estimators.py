@@ -150,7 +150,7 @@ def first_order_eps(g: Float[Tensor, "n P"], rate: float, batch: int) -> tuple[f
 
 
 def one_step_stability(g: Float[Tensor, "n P"], rate: float) -> float:
-    """Eq. 1 of smooth2025 after one step of gradient descent on all n examples, to first order in rate / n.
+    """Eq. 1 of smooth2025 after one step of gradient descent on all n examples, up to terms of order rate^2 / n.
 
     The largest change of a loss when one example of the data is replaced by another of them,
     `(rate / n) max_(i, j, x) <g_x, g_i - g_j>`.
