@@ -99,8 +99,11 @@ def plain_ticks(axis, values) -> None:
 
 
 def _caption(text: str) -> str:
-    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
-    typeset = re.sub(r"[$]([^$]+)[$]", r"\\(\1\\)", text)
+    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter.
+
+    A browser would take the `<K` of a formula for a tag, so formulas are escaped.
+    """
+    typeset = re.sub(r"[$]([^$]+)[$]", lambda formula: rf"\({html.escape(formula[1], quote=False)}\)", text)
     return f'<figcaption class="mathjax_process">{typeset}</figcaption>'
 
 

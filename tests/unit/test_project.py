@@ -81,6 +81,9 @@ def test_figures_have_captions_and_alternative_texts(path):
     assert figures
     for h in figures:
         assert re.search(r'<img alt="[^"]{20,}"', h) and re.search(r"<figcaption[^>]*>.{20,}</figcaption>", h)
+    for caption in re.findall(r"<figcaption[^>]*>(.*?)</figcaption>", "".join(html)):
+        for formula in re.findall(r"\\\((.*?)\\\)", caption):
+            assert "<" not in formula, f"a browser takes this for a tag: {formula}"
 
 
 def test_the_committed_ledger_is_current():
