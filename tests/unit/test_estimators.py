@@ -120,11 +120,6 @@ def test_largest_of_normals():
     assert est.largest_normal(200) == pytest.approx((float(draws.mean()), float(draws.std())), rel=0.04)
 
 
-def test_variance_of_a_trend():
-    line = 0.3 * torch.arange(101, dtype=torch.float64)
-    assert est.trend_variance(0.3, 101) == pytest.approx(float(line.var(correction=0)), rel=1e-12)
-
-
 def test_bad_arguments_are_named():
     model, x, y = network(2)
     g = est.example_gradients(model, x, y)
@@ -136,7 +131,6 @@ def test_bad_arguments_are_named():
         (lambda: est.one_step_stability(g, -1.0), "rate"),
         (lambda: est.two_steps(model, x, y, 0.0, 1, 8, 0), "rate"),
         (lambda: est.largest_normal(0), "n"),
-        (lambda: est.trend_variance(1.0, 0), "window"),
     ):
         with pytest.raises(ValueError, match=f"^{name}:"):
             call()

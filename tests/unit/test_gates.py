@@ -40,11 +40,6 @@ def test_the_energy_bound_is_kept_and_nearly_attained(k, spread):
         assert best > 0.9 * bound
 
 
-def test_the_effective_number_lies_between_one_and_k():
-    pi = torch.tensor([[1.0, 0.0, 0.0], [1 / 3] * 3, [0.5, 0.5, 0.0]])
-    assert gates.effective_number(pi).tolist() == pytest.approx([1, 3, 2])
-
-
 @pytest.mark.parametrize("rule", ["topk_softmax", "softmax_topk", "sampled_topk"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_jumps_are_bounded_and_the_bound_is_attained(rule, k):
@@ -81,8 +76,6 @@ def test_bad_arguments_are_named():
         (lambda: gates.gate_range(2, -1.0), "spread: expected a finite number >= 0"),
         (lambda: gates.energy_bound(2, math.nan), "spread"),
         (lambda: gates.energy_bound(2.5, 1.0), "k: expected an integer"),
-        (lambda: gates.effective_number(torch.full((3,), 0.5)), "pi: expected gates that sum to 1"),
-        (lambda: gates.effective_number(torch.full((3,), math.nan)), "pi: expected gates that sum to 1"),
         (lambda: gates.jump_bound(2, "softmax"), "rule: expected one of"),
     ):
         with pytest.raises(ValueError, match=message):

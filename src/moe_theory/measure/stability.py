@@ -125,17 +125,17 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def _zeros(model: nn.Module, x: Tensor, noise: Tensor) -> dict[str, Tensor]:
     """A zero tensor of the shape of each layer's output."""
-    shapes, layers = {}, _layers(model)
+    found, layers = {}, _layers(model)
 
-    def shape(name: str) -> Callable:
-        return lambda _, __, output: shapes.update({name: torch.zeros_like(output)})
+    def zero(name: str) -> Callable:
+        return lambda _, __, output: found.update({name: torch.zeros_like(output)})
 
-    handles = [layer.register_forward_hook(shape(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(zero(name)) for name, layer in layers.items()]
     with torch.no_grad():
         model(x, noise)
     for handle in handles:
         handle.remove()
-    return shapes
+    return found
 
 
 def _laid_out(layer: nn.Module, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

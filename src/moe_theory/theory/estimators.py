@@ -169,8 +169,3 @@ def largest_normal(n: int) -> tuple[float, float]:
 
     mean = moment(1)
     return mean, math.sqrt(moment(2) - mean**2)
-
-
-def trend_variance(slope: float, window: int) -> float:
-    """Variance of the `window` points of a line with this slope: `slope^2 (w^2 - 1) / 12`."""
-    return slope**2 * (check.integer("window", window, 1) ** 2 - 1) / 12

@@ -30,18 +30,6 @@ def energy_bound(k: int, spread: float) -> float:
     return math.cosh(check.not_negative("spread", spread) / 2) ** 2 / check.integer("k", k, 1)
 
 
-def effective_number(pi: Float[Tensor, "*batch K"]) -> Float[Tensor, "*batch"]:
-    """`K_eff = 1 / sum pi^2`, between 1 and K for gates that sum to 1.
-
-    Raises:
-        ValueError: for gates that do not sum to 1.
-    """
-    apart = float((pi.sum(-1) - 1).abs().max())
-    if not apart < 1e-5:
-        raise ValueError(f"pi: expected gates that sum to 1, got a sum that is {apart:.3g} away")
-    return 1 / pi.square().sum(-1)
-
-
 def jump_bound(k: int, rule: str) -> float:
     """The largest gate of the last of k selected experts at a tie with the best of the others.
 
