@@ -21,6 +21,7 @@ import nbformat
 import pages
 
 from moe_theory import claims
+from moe_theory.mutants.registry import outcomes_by_claim
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "moe_theory"
@@ -55,7 +56,7 @@ def _files_of(name: str) -> set[Path]:
 
 
 def dependencies(notebook: Path) -> set[Path]:
-    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, registry, pins."""
+    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins."""
     code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
     files, todo = set(), _imported(code)
     while todo:
@@ -63,12 +64,18 @@ def dependencies(notebook: Path) -> set[Path]:
         files |= fresh
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
     rows = {r for r in (PACKAGE / "results").iterdir() if f'"{r.stem}"' in code or f'"{r.name}"' in code}
-    return {notebook, ROOT / "requirements.lock", PACKAGE / "claims.yml"} | files | rows
+    return {notebook, ROOT / "requirements.lock"} | files | rows
+
+
+def claimed(notebook: Path) -> list[dict]:
+    """The rows of the registry that a chapter names: other chapters' claims do not make it run again."""
+    code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
+    return [row for claim, row in claims.registry().items() if f'"{claim}"' in code]
 
 
 def fingerprint(notebook: Path) -> str:
     """Hash of a chapter's inputs; of the notebook itself only what a reader writes, not its outputs."""
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(sys.version.encode() + json.dumps(claimed(notebook)).encode())
     for path in sorted(dependencies(notebook)):
         text = path.read_bytes()
         if path == notebook:
@@ -137,7 +144,7 @@ def _put(path: Path, data: bytes) -> None:
 
 def stage(source: Path, config: str) -> dict:
     """Lay out everything Sphinx reads, generated pages included; returns the ledger."""
-    ledger = claims.collect(EXECUTED / n.name for n in chapters())
+    ledger = claims.collect((EXECUTED / n.name for n in chapters()), outcomes_by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
     wanted |= {f"notebooks/{n.name}": (EXECUTED / n.name).read_bytes() for n in chapters()}
     wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
@@ -183,7 +190,7 @@ def store() -> None:
     """Copy executed outputs into `notebooks/` and write `book/ledger.json` from them."""
     for notebook in chapters():
         _put(notebook, (EXECUTED / notebook.name).read_bytes())
-    claims.write_ledger(chapters(), ROOT / "book" / "ledger.json")
+    claims.write_ledger(chapters(), outcomes_by_claim(), ROOT / "book" / "ledger.json")
 
 
 def main() -> None:

@@ -6,9 +6,7 @@ notebook fails. The card that is shown carries its content in a MIME bundle. The
 bundles from the executed notebooks (`collect`) and writes the ledger and the errata from them.
 """
 
-import html
 import json
-import operator
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import yaml
+
+from moe_theory._html import number, typeset
+from moe_theory.evidence import KINDS, Close, Compared, Inside, Ordered, stands
+
+__all__ = ["Close", "Compared", "Inside", "Ordered", "check", "collect", "registry", "settle", "stands"]
 
 MIME = "application/vnd.moe-theory.claim+json"
 
@@ -28,6 +31,7 @@ VERDICTS = {
     "reproduced": "table or figure within a stated tolerance",
     "differs": "not reproduced: ours, theirs and the likely reason side by side",
     "trend": "asymptotic: a fitted exponent with its confidence interval",
+    "untested": "the claim's setting cannot be had here; what was done instead is shown as that",
 }
 
 #: Verdicts that say something the paper does not; each gets a place on the errata page.
@@ -41,49 +45,8 @@ PAPERS = {
     "book": "This book",
 }
 
-_RELATIONS = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-}
-_SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A measured number and what it is compared with; the claim is refuted if the relation is false.
-
-    Args:
-        value: the number measured.
-        relation: one of <, <=, >, >=, ==.
-        limit: what it is compared with.
-        digits: significant digits shown; choose so few that they agree on every machine, or 0 to
-            show only the relation, as for residuals of rounding.
-    """
-
-    value: float
-    relation: str
-    limit: float
-    digits: int = 4
-
-    def __post_init__(self):
-        if self.relation not in _RELATIONS:
-            raise ValueError(f"relation: expected one of {list(_RELATIONS)}, got {self.relation!r}")
-
-    def __bool__(self) -> bool:
-        return bool(_RELATIONS[self.relation](self.value, self.limit))
-
-    def __str__(self) -> str:
-        tail = f"{_SYMBOLS.get(self.relation, self.relation)} {_number(self.limit, 6)}"
-        return f"{_number(self.value, self.digits)} {tail}" if self.digits else tail
-
-
-def _number(value, digits: int = 4) -> str:
-    if isinstance(value, float) or hasattr(value, "item"):
-        return f"{float(value):.{digits}g}"
-    return str(value)
+#: What a table or figure says of its criterion: when it was set.
+CRITERION_SET = ("before the rows", "after the rows were seen")
 
 
 @cache
@@ -91,7 +54,8 @@ def registry() -> dict[str, dict]:
     """All claims by id, in the order of `claims.yml`; `verdict` is absent from those still open.
 
     Raises:
-        ValueError: for a repeated id or an unknown verdict or paper in the file.
+        ValueError: for a repeated id, an unknown verdict or paper in the file, or a criterion that does
+            not say when it was set.
     """
     rows = yaml.safe_load(files("moe_theory").joinpath("claims.yml").read_text(encoding="utf-8"))
     claims = {}
@@ -102,6 +66,8 @@ def registry() -> dict[str, dict]:
             raise ValueError(f"claims.yml: {row['id']}: expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
         if row["paper"] not in PAPERS:
             raise ValueError(f"claims.yml: {row['id']}: expected a paper of {list(PAPERS)}, got {row['paper']!r}")
+        if "criterion" in row and row.get("criterion_set") not in CRITERION_SET:
+            raise ValueError(f"claims.yml: {row['id']}: expected criterion_set to be one of {CRITERION_SET}")
         claims[row["id"]] = row
     return claims
 
@@ -113,8 +79,9 @@ class Card:
     Attributes:
         id, paper, where, says: from the registry.
         verdict: one of `VERDICTS`.
-        evidence: what was measured, as pairs of name and what is shown, in order.
-        refutable: whether the evidence holds at least one comparison that could have failed.
+        evidence: rows of name, measured value, what was predicted, what would have refuted; the last two are
+            empty for what is only shown.
+        criterion: for a table or figure, what decides, and when that was set.
         note: what the verdict rests on, or what had to change.
     """
 
@@ -123,29 +90,42 @@ class Card:
     where: str
     says: str
     verdict: str
-    evidence: tuple[tuple[str, str], ...]
-    refutable: bool
+    evidence: tuple[tuple[str, str, str, str], ...]
+    criterion: str
     note: str
 
     def __str__(self) -> str:
         lines = [f"[{self.verdict}] {self.id} ({PAPERS[self.paper]}, {self.where})", f"  claim: {self.says}"]
-        lines += [f"  {name}: {shown}" for name, shown in self.evidence]
-        return "\n".join([*lines, *([f"  note: {self.note}"] if self.note else [])])
+        for name, measured, predicted, refuted in self.evidence:
+            lines.append(f"  {name}: {measured}" + (f" | predicted {predicted} | refuted if {refuted}" * bool(refuted)))
+        lines += [f"  {label}: {text}" for label, text in self._remarks if text]
+        return "\n".join(lines)
+
+    @property
+    def _remarks(self) -> tuple[tuple[str, str], ...]:
+        return ("criterion", self.criterion), ("note", self.note)
 
     def html(self) -> str:
         """The card as HTML; it takes its colours from the page, so it reads in light and dark mode."""
-        e = html.escape
-        rows = "".join(f"<tr><td>{e(name)}</td><td>{e(shown)}</td></tr>" for name, shown in self.evidence)
-        note = f'<p class="claim-note">{e(self.note)}</p>' if self.note else ""
+        head = "".join(f"<th>{column}</th>" for column in ("", "measured", "predicted", "refuted if"))
+        rows = "".join("<tr>" + "".join(f"<td>{typeset(cell)}</td>" for cell in row) + "</tr>" for row in self.evidence)
+        remarks = "".join(f'<p class="claim-{label}">{typeset(text)}</p>' for label, text in self._remarks if text)
         return (
-            f'<div class="claim-card claim-{self.verdict}" id="claim-{e(self.id)}">'
+            f'<div class="claim-card claim-{self.verdict} mathjax_process" id="claim-{self.id}">'
             f'<p class="claim-head"><strong class="claim-verdict">{self.verdict}</strong> '
-            f"<code>{e(self.id)}</code> {e(PAPERS[self.paper])}, {e(self.where)}</p>"
-            f"<p>{e(self.says)}</p><table>{rows}</table>{note}</div>"
+            f"<code>{self.id}</code> {typeset(PAPERS[self.paper])}, {typeset(self.where)}</p>"
+            f"<p>{typeset(self.says)}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f"{remarks}</div>"
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         return {"text/plain": str(self), "text/html": self.html(), MIME: asdict(self)}
+
+
+def _shown(name: str, value: object) -> tuple[str, str, str, str]:
+    if isinstance(value, KINDS):
+        return name, value.measured, value.predicted, value.refuted
+    return name, number(value, 4), "", ""
 
 
 #: Claims checked in this process: id -> source of the notebook cell that did, None outside a notebook.
@@ -172,17 +152,18 @@ def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: st
 
     Args:
         claim_id: an id of the registry.
-        verdict: the verdict reached; compute it from the evidence rather than writing it down.
-        evidence: what was measured, by name: `Compared` for a number that could have refuted the claim, or a
-            number or string that is only shown.
-        note: one or two sentences.
+        verdict: the verdict reached; compute it from the evidence, with `stands`, rather than writing it down.
+        evidence: what was measured, by name: `Close`, `Inside`, `Ordered` or `Compared` for what could have
+            refuted the claim, or a number or string that is only shown. Names may hold $mathematics$.
+        note: what only this run can say, such as a number; the registry's own note stands before it.
 
     Returns:
         The card.
 
     Raises:
-        ValueError: for an unknown id or verdict, an id whose verdict is still open in the registry, or
-            an id checked before in this process (running the same notebook cell again is allowed).
+        ValueError: for an unknown id or verdict, an id whose verdict is still open in the registry,
+            evidence without a comparison, or an id checked before in this process (running the same
+            notebook cell again is allowed).
         AssertionError: if the verdict is not the registry's, or a comparison in the evidence is false.
     """
     claims = registry()
@@ -197,31 +178,29 @@ def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: st
     row = claims[claim_id]
     if "verdict" not in row:
         raise ValueError(f"claim_id: {claim_id!r} is open in the registry; give it a verdict there first")
-    false = {
-        k: f"{v.value!r} is not {v.relation} {v.limit!r}"
-        for k, v in evidence.items()
-        if isinstance(v, Compared) and not v
-    }
-    if false:
+    if not stands(evidence):
+        false = {name: repr(v) for name, v in evidence.items() if isinstance(v, KINDS) and not v}
         raise AssertionError(f"{claim_id}: refuted by {false}")
     if verdict != row["verdict"]:
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
-    refutable = any(isinstance(v, Compared) for v in evidence.values())
-    shown = tuple((name, str(v) if isinstance(v, Compared) else _number(v)) for name, v in evidence.items())
     _checked[claim_id] = cell
-    return Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, refutable, note)
+    criterion = f"{row['criterion']} (Set {row['criterion_set']}.)" if "criterion" in row else ""
+    shown = tuple(_shown(name, value) for name, value in evidence.items())
+    notes = " ".join(filter(None, (row.get("note"), note)))
+    return Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, criterion, notes)
 
 
-def collect(notebooks: Iterable[Path]) -> dict:
+def collect(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]]) -> dict:
     """The ledger: every claim of the registry, with the card that executed notebooks hold for it.
 
     Args:
         notebooks: executed .ipynb files.
+        mutants: for each claim what became of its mutants (`moe_theory.mutants.outcomes_by_claim`).
 
     Returns:
         `{"counts": {verdict or "open": number}, "claims": [row, ...]}`; a row carries the registry's
-        id, paper, where, says and chapter, and either verdict, evidence, note and notebook, or the
-        verdict "open". Nothing in it is typed by hand.
+        id, paper, where, says and chapter, and either verdict, evidence, criterion, note, notebook and
+        mutants, or the verdict "open". Nothing in it is typed by hand.
 
     Raises:
         ValueError: if two outputs settle one claim, or a card disagrees with the registry.
@@ -244,22 +223,23 @@ def collect(notebooks: Iterable[Path]) -> dict:
     for claim_id, claim in claims.items():
         row = {key: claim[key] for key in ("id", "paper", "where", "says", "chapter")}
         card = cards.get(claim_id)
-        settled = (
-            {key: card[key] for key in ("verdict", "evidence", "note", "notebook")} if card else {"verdict": "open"}
-        )
+        settled = {"verdict": "open"}
+        if card:
+            settled = {key: card[key] for key in ("verdict", "evidence", "criterion", "note", "notebook")}
+            settled["mutants"] = mutants.get(claim_id, [])
         rows.append({**row, **settled})
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in [*VERDICTS, "open"]}
     return {"counts": counts, "claims": rows}
 
 
-def write_ledger(notebooks: Iterable[Path], path: Path) -> dict:
-    """Write `collect(notebooks)` to a JSON file and return it."""
-    ledger = collect(notebooks)
+def write_ledger(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]], path: Path) -> dict:
+    """Write `collect(notebooks, mutants)` to a JSON file and return it."""
+    ledger = collect(notebooks, mutants)
     path.write_text(json.dumps(ledger, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return ledger
 
 
-def verify_ledger(notebooks: Iterable[Path], path: Path) -> None:
-    """Raise ValueError if the ledger at `path` is not what the notebooks' cards say."""
-    if json.loads(Path(path).read_text(encoding="utf-8")) != collect(notebooks):
-        raise ValueError(f"{path}: stale; it differs from the cards in the notebooks, run `make ledger`")
+def verify_ledger(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]], path: Path) -> None:
+    """Raise ValueError if the ledger at `path` is not what cards and mutants say."""
+    if json.loads(Path(path).read_text(encoding="utf-8")) != collect(notebooks, mutants):
+        raise ValueError(f"{path}: stale; cards or mutants say something else, run `make outputs`")

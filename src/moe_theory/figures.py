@@ -7,7 +7,6 @@ keeps hue, so one picture serves both. They are narrow with large type, so that 
 import base64
 import html
 import io
-import re
 from itertools import cycle, islice
 
 import matplotlib.pyplot as plt
@@ -16,6 +15,8 @@ import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
+
+from moe_theory._html import formulas
 
 #: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
 COLORS = {
@@ -99,12 +100,8 @@ def plain_ticks(axis, values) -> None:
 
 
 def _caption(text: str) -> str:
-    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter.
-
-    A browser would take the `<K` of a formula for a tag, so formulas are escaped.
-    """
-    typeset = re.sub(r"[$]([^$]+)[$]", lambda formula: rf"\({html.escape(formula[1], quote=False)}\)", text)
-    return f'<figcaption class="mathjax_process">{typeset}</figcaption>'
+    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
+    return f'<figcaption class="mathjax_process">{formulas(text)}</figcaption>'
 
 
 def show(figure: Figure, caption: str, alt: str) -> None:

@@ -1,0 +1,25 @@
+"""Text with $mathematics$ as HTML that MathJax typesets; shared by cards, captions and generated pages."""
+
+import html
+import re
+
+
+def formulas(text: str) -> str:
+    """HTML in which `$...$` is marked for MathJax; formulas are escaped, for a browser takes `<K` for a tag."""
+    return re.sub(r"[$]([^$]+)[$]", lambda formula: rf"\({html.escape(formula[1], quote=False)}\)", text)
+
+
+def typeset(text: str) -> str:
+    """The same for plain text: what stands outside formulas is escaped, too."""
+    parts = re.split(r"([$][^$]+[$])", text)
+    return "".join(formulas(p) if i % 2 else html.escape(p, quote=False) for i, p in enumerate(parts))
+
+
+def number(value, digits: int) -> str:
+    """A number to that many significant digits, its power of ten typeset: `$10^{-12}$`; other values as they print."""
+    if not (isinstance(value, float) or hasattr(value, "item")):
+        return str(value)
+    factor, _, power = f"{float(value):.{digits}g}".partition("e")
+    if not power:
+        return factor
+    return rf"$10^{{{int(power)}}}$" if factor == "1" else rf"${factor} \cdot 10^{{{int(power)}}}$"

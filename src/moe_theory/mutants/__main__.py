@@ -1,0 +1,135 @@
+"""`python -m moe_theory.mutants list | run [CLAIM ...] [--jobs N] | spotcheck SEED | status`."""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+
+from tqdm import tqdm
+
+from moe_theory._provenance import provenance
+from moe_theory.mutants import registry
+from moe_theory.mutants.registry import Mutant, mutants, outcomes
+from moe_theory.mutants.running import Outcome, Task, attempts
+
+SPOTS = 12
+
+
+def task(mutant: Mutant) -> Task:
+    """What the process that runs a mutant needs to know."""
+    upto = registry.card_cell(mutant.claim, mutant.chapter) + 1
+    changed = registry.changed(mutant)
+    cells = tuple((changed if mutant.place == "notebook" else registry.code(mutant.chapter))[:upto])
+    if mutant.place.startswith("rows "):
+        return Task(mutant.id, cells, experiment=mutant.place.removeprefix("rows "), do=changed)
+    if mutant.place == "notebook":
+        return Task(mutant.id, cells)
+    parts = ["moe_theory", *mutant.place.removesuffix(".py").removesuffix("/__init__").split("/")]
+    return Task(mutant.id, cells, module=".".join(parts), source=changed)
+
+
+def controls(chosen: list[Mutant]) -> list[Task]:
+    """Each chapter as it stands, up to the last card concerned: it must pass, or its mutants say nothing."""
+    last = {}
+    for m in chosen:
+        last[m.chapter] = max(last.get(m.chapter, 0), registry.card_cell(m.claim, m.chapter) + 1)
+    return [Task(chapter, tuple(registry.code(chapter)[:upto])) for chapter, upto in last.items()]
+
+
+def carry_out(chosen: list[Mutant], jobs: int) -> dict[str, Outcome]:
+    """Run controls and mutants; RuntimeError if a chapter does not pass unchanged."""
+    found = {}
+    tasks = [*controls(chosen), *map(task, chosen)]
+    for outcome in tqdm(attempts(tasks, jobs), total=len(tasks), unit="run", mininterval=5):
+        if "/" in outcome.id:
+            found[outcome.id] = outcome
+        elif outcome.outcome != "survived":
+            raise RuntimeError(f"{outcome.id} does not pass unchanged: {outcome.by}: {outcome.why}")
+    return found
+
+
+def run(chosen: list[Mutant], jobs: int) -> int:
+    """Run mutants and store what became of them; 1 if one survives that must not, or is broken."""
+    start, made_by = time.perf_counter(), provenance()
+    found, known = carry_out(chosen, jobs), outcomes()
+    everyone = {m.id: m for m in mutants()}
+    for m in chosen:
+        o = found[m.id]
+        known[m.id] = dict(outcome=o.outcome, by=o.by, why=o.why, seconds=o.seconds, digest=m.digest(), **made_by)
+    kept = {i: known[i] for i in everyone if i in known}
+    registry.OUTCOMES.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    bad = [m for m in chosen if found[m.id].outcome == "broken" or found[m.id].outcome == "survived" and not m.survives]
+    for m in bad:
+        print(f"{found[m.id].outcome}: {m.id}: {m.what} {found[m.id].why}")
+    refused = sum(o.outcome.startswith("refused") for o in found.values())
+    print(f"{refused} of {len(chosen)} mutants refused, {time.perf_counter() - start:.0f} s")
+    return 1 if bad else 0
+
+
+def spotcheck(seed: str, jobs: int) -> int:
+    """Run a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
+    chosen = random.Random(seed).sample(mutants(), min(SPOTS, len(mutants())))
+    found, known = carry_out(chosen, jobs), outcomes()
+    off = {i: o for i, o in found.items() if o.outcome != known.get(i, {}).get("outcome")}
+    for i, o in off.items():
+        print(f"{i}: {o.outcome}, stored as {known.get(i, {}).get('outcome', 'not run')}: {o.by} {o.why}")
+    print(f"{len(found) - len(off)} of {len(found)} mutants end as stored")
+    return 1 if off else 0
+
+
+def status() -> int:
+    """Print a line for each claim; 1 if a mutant survives, is broken or was not run, or a claim lacks mutants."""
+    bad, total = 0, 0
+    for claim, rows in registry.outcomes_by_claim().items():
+        refused = sum(r["outcome"].startswith("refused") for r in rows)
+        print(f"{claim}: {refused} of {len(rows)} refused")
+        for r in rows:
+            if not r["outcome"].startswith("refused"):
+                print(
+                    f"    {r['outcome']}: {r['name']}: {r['what']}" + (f" ({r['survives']})" if r["survives"] else "")
+                )
+                bad += not (r["outcome"] == "survived" and r["survives"])
+        total += len(rows)
+    for claim, kinds in registry.lacking().items():
+        print(f"{claim}: no {' and no '.join(kinds)} mutant")
+        bad += 1
+    print(f"{total} mutants, {bad} that must not stay so")
+    return 1 if bad else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns the exit status: 1 if a check is worth less than it says, 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="python -m moe_theory.mutants", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="what each mutant changes")
+    commands.add_parser("status", help="what became of them")
+    running = commands.add_parser("run", help="run those of some claims, or all, and store what became of them")
+    running.add_argument("claims", nargs="*", metavar="CLAIM")
+    spots = commands.add_parser("spotcheck", help=f"run {SPOTS} and compare with what is stored")
+    spots.add_argument("seed", metavar="SEED", help="any text, such as a commit; it chooses them")
+    for command in (running, spots):
+        command.add_argument("--jobs", type=int, default=os.cpu_count(), help="run at the same time")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "list":
+            for m in mutants():
+                print(f"{m.id} ({m.kind}, {m.place}): {m.what}")
+            return 0
+        if options.command == "status":
+            return status()
+        if options.jobs < 1:
+            raise ValueError(f"jobs: expected an integer >= 1, got {options.jobs}")
+        return (
+            run(mutants(options.claims), options.jobs)
+            if options.command == "run"
+            else spotcheck(options.seed, options.jobs)
+        )
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The mutants there are, what they change, and what became of each."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from moe_theory.claims import registry as claims
+
+FOLDER = Path(__file__).parent
+PACKAGE = FOLDER.parent
+NOTEBOOKS = FOLDER.parents[2] / "notebooks"
+OUTCOMES = FOLDER / "outcomes.json"
+
+KINDS = {
+    "quantitative": "a constant or a measured number off by 5 %, or by one standard error where it is estimated",
+    "structural": "a sign, a dropped term, an exponent, exchanged columns, the wrong rows",
+}
+FIELDS = {"name", "kind", "what", "in", "old", "new", "do", "survives"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One small change of what a claim's card guards.
+
+    Attributes:
+        claim: id of the claim.
+        name: what it is called among the claim's mutants.
+        kind: one of `KINDS`.
+        what: the change as a phrase, with $mathematics$.
+        place: a file of the package (`theory/smoothing.py`), `notebook` for a cell of the chapter, or `rows NAME`
+            for the stored rows of an experiment.
+        old, new: for a file or a cell: the text that is replaced, which occurs there exactly once, and
+            what replaces it.
+        do: for rows: Python statements that change the frame `rows`.
+        survives: why it cannot be refused; empty if it must be.
+        chapter: stem of the notebook.
+    """
+
+    claim: str
+    name: str
+    kind: str
+    what: str
+    place: str
+    old: str
+    new: str
+    do: str
+    survives: str
+    chapter: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.claim}/{self.name}"
+
+    def digest(self) -> str:
+        """Hash of what is changed, in which chapter code: an outcome holds for one such hash."""
+        change = (self.claim, self.place, self.old, self.new, self.do)
+        return hashlib.sha256(json.dumps([change, code(self.chapter)]).encode()).hexdigest()[:16]
+
+
+@cache
+def code(chapter: str) -> list[str]:
+    """Sources of a chapter's code cells, in order; ValueError if there is no such notebook."""
+    path = NOTEBOOKS / f"{chapter}.ipynb"
+    if not path.exists():
+        raise ValueError(f"chapter: expected a notebook of {NOTEBOOKS}, got {chapter!r}")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def card_cell(claim: str, chapter: str) -> int:
+    """Number of the code cell that settles a claim; ValueError unless there is exactly one."""
+    found = [i for i, source in enumerate(code(chapter)) if "claims.check(" in source and f'"{claim}"' in source]
+    if len(found) != 1:
+        raise ValueError(f"{chapter}: expected one cell that settles {claim!r}, found {len(found)}")
+    return found[0]
+
+
+def _mutant(row: dict, chapter: str) -> Mutant:
+    """A mutant from a row of its file; ValueError for one that could not be run or would change nothing."""
+    where = f"mutants/{chapter}.yml: {row.get('claim')}/{row.get('name')}"
+    if missing := {"claim", "name", "kind", "what", "in"} - row.keys():
+        raise ValueError(f"{where}: expected the fields {sorted(missing)}")
+    if unknown := row.keys() - FIELDS - {"claim"}:
+        raise ValueError(f"{where}: unknown fields {sorted(unknown)}")
+    if row["kind"] not in KINDS:
+        raise ValueError(f"{where}: kind: expected one of {list(KINDS)}, got {row['kind']!r}")
+    if "verdict" not in claims().get(row["claim"], {}):
+        raise ValueError(f"{where}: claim: expected a claim with a verdict, got {row['claim']!r}")
+    texts = {name: row.get(name, "") for name in ("old", "new", "do", "survives")}
+    mutant = Mutant(row["claim"], str(row["name"]), row["kind"], row["what"], row["in"], **texts, chapter=chapter)
+    try:
+        changed(mutant)
+        card_cell(mutant.claim, chapter)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return mutant
+
+
+def changed(mutant: Mutant) -> str | list[str]:
+    """The changed text: of the file, of the cells, or for rows the statements.
+
+    Raises:
+        ValueError: if the old text does not occur exactly once, or nothing is changed.
+    """
+    if mutant.place.startswith("rows "):
+        if not mutant.do.strip() or mutant.old or mutant.new:
+            raise ValueError("expected statements under `do`, and neither `old` nor `new`")
+        return mutant.do
+    cells = code(mutant.chapter) if mutant.place == "notebook" else [_file(mutant.place)]
+    found = sum(text.count(mutant.old) for text in cells) if mutant.old else 0
+    if found != 1 or mutant.old == mutant.new:
+        raise ValueError(f"old: expected a text that stands once in {mutant.place} and is changed, found {found}")
+    texts = [text.replace(mutant.old, mutant.new) for text in cells]
+    return texts if mutant.place == "notebook" else texts[0]
+
+
+def _file(place: str) -> str:
+    path = PACKAGE / place
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"in: expected a module of the package, `notebook` or `rows NAME`, got {place!r}")
+    return path.read_text(encoding="utf-8")
+
+
+def mutants(chosen: Iterable[str] = ()) -> list[Mutant]:
+    """The mutants of the claims in `chosen`, or all of them, in the order of the chapters.
+
+    Raises:
+        ValueError: for a claim without mutants, two mutants of one name, a text that is not found, and any
+            other mutant that could not be run; the message names it.
+    """
+    everyone = []
+    for path in sorted(FOLDER.glob("*.yml")):
+        everyone += [_mutant(row, path.stem) for row in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
+    ids = [m.id for m in everyone]
+    if twice := {i for i in ids if ids.count(i) > 1}:
+        raise ValueError(f"mutants: expected one of each name, got two of {sorted(twice)}")
+    chosen = list(chosen)
+    if unknown := set(chosen) - {m.claim for m in everyone}:
+        raise ValueError(f"claim: expected claims with mutants, got {sorted(unknown)}")
+    return [m for m in everyone if not chosen or m.claim in chosen]
+
+
+def lacking() -> dict[str, list[str]]:
+    """Settled claims and the kinds of mutant that they lack; empty when every claim has one of each."""
+    kinds = {(m.claim, m.kind) for m in mutants()}
+    settled = [claim for claim, row in claims().items() if "verdict" in row]
+    lack = {claim: [kind for kind in KINDS if (claim, kind) not in kinds] for claim in settled}
+    return {claim: missing for claim, missing in lack.items() if missing}
+
+
+def outcomes() -> dict[str, dict]:
+    """What became of each mutant when it was last run, by its id."""
+    return json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
+
+
+def outcomes_by_claim() -> dict[str, list[dict]]:
+    """For the ledger: each claim's mutants, with what became of them, `not run` where that is not known."""
+    known, found = outcomes(), {}
+    for m in mutants():
+        last = known.get(m.id, {})
+        outcome = last.get("outcome", "not run") if last.get("digest") == m.digest() else "not run"
+        row = {"name": m.name, "kind": m.kind, "what": m.what, "outcome": outcome, "survives": m.survives}
+        found.setdefault(m.claim, []).append({**row, "by": last.get("by", ""), "commit": last.get("commit", "")})
+    return found
