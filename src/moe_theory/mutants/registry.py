@@ -158,6 +158,15 @@ def outcomes() -> dict[str, dict]:
     return json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
 
 
+def store(known: dict[str, dict]) -> None:
+    """Write outcomes in the order of the mutants; those of mutants that are gone are dropped."""
+    kept = {m.id: known[m.id] for m in mutants() if m.id in known}
+    text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+    new = OUTCOMES.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(OUTCOMES)
+
+
 def outcomes_by_claim() -> dict[str, list[dict]]:
     """For the ledger: each claim's mutants, with what became of them, `not run` where that is not known."""
     known, found = outcomes(), {}

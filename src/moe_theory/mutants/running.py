@@ -112,12 +112,9 @@ def _execute(task: Task) -> tuple[str, str, str]:
         try:
             exec(compile(source, f"cell {number}", "exec"), names)
         except Exception as error:
-            kind = "refused" if number == len(task.cells) else "refused before"
-            return (
-                kind if isinstance(error, REFUSALS) else "broken",
-                f"cell {number}",
-                f"{type(error).__name__}: {error}".split("\n")[0][:300],
-            )
+            refused = "refused" if number == len(task.cells) else "refused before"
+            why = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+            return refused if isinstance(error, REFUSALS) else "broken", f"cell {number}", why
     return "survived", "", ""
 
 
