@@ -126,6 +126,13 @@ def _file(place: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _rows(path: Path) -> list[dict]:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or []
+    except yaml.YAMLError as error:
+        raise ValueError(f"mutants/{path.name}: {error}") from None
+
+
 def mutants(chosen: Iterable[str] = ()) -> list[Mutant]:
     """The mutants of the claims in `chosen`, or all of them, in the order of the chapters.
 
@@ -135,7 +142,7 @@ def mutants(chosen: Iterable[str] = ()) -> list[Mutant]:
     """
     everyone = []
     for path in sorted(FOLDER.glob("*.yml")):
-        everyone += [_mutant(row, path.stem) for row in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
+        everyone += [_mutant(row, path.stem) for row in _rows(path)]
     ids = [m.id for m in everyone]
     if twice := {i for i in ids if ids.count(i) > 1}:
         raise ValueError(f"mutants: expected one of each name, got two of {sorted(twice)}")
