@@ -11,30 +11,38 @@ from tqdm import tqdm
 from moe_theory._provenance import provenance
 from moe_theory.mutants import registry
 from moe_theory.mutants.registry import Mutant, mutants, outcomes
-from moe_theory.mutants.running import Task, attempts
+from moe_theory.mutants.running import Branch, Task, attempts
 
 SPOTS = 12
 
 
-def task(mutant: Mutant) -> Task:
-    """What the process that runs a mutant needs to know."""
-    upto = registry.card_cell(mutant.claim, mutant.chapter) + 1
-    changed = registry.changed(mutant)
-    cells = tuple((changed if mutant.place == "notebook" else registry.code(mutant.chapter))[:upto])
-    if mutant.place.startswith("rows "):
-        return Task(mutant.id, cells, experiment=mutant.place.removeprefix("rows "), do=changed)
-    if mutant.place == "notebook":
-        return Task(mutant.id, cells)
-    parts = ["moe_theory", *mutant.place.removesuffix(".py").removesuffix("/__init__").split("/")]
-    return Task(mutant.id, cells, module=".".join(parts), source=changed)
+def tasks(chosen: list[Mutant]) -> list[Task]:
+    """The processes that run some mutants: for each chapter one that branches, and one for each changed module."""
+    found = []
+    for chapter in dict.fromkeys(m.chapter for m in chosen):
+        own = [m for m in chosen if m.chapter == chapter]
+        branches = tuple(_branch(m) for m in own if not m.of_module)
+        upto = max(registry.card_cell(m.claim, chapter) for m in own) + 1
+        found.append(Task(chapter, tuple(registry.code(chapter)[:upto]), branches=branches))
+    return found + [_of_module(m) for m in chosen if m.of_module]
 
 
-def controls(chosen: list[Mutant]) -> list[Task]:
-    """Each chapter as it stands, up to the last card concerned: it must pass, or its mutants say nothing."""
-    last = {}
-    for m in chosen:
-        last[m.chapter] = max(last.get(m.chapter, 0), registry.card_cell(m.claim, m.chapter) + 1)
-    return [Task(chapter, tuple(registry.code(chapter)[:upto])) for chapter, upto in last.items()]
+def _of_module(m: Mutant) -> Task:
+    parts = ["moe_theory", *m.place.removesuffix(".py").removesuffix("/__init__").split("/")]
+    upto = registry.card_cell(m.claim, m.chapter) + 1
+    return Task(m.id, tuple(registry.code(m.chapter)[:upto]), module=".".join(parts), source=registry.changed(m))
+
+
+def _branch(m: Mutant) -> Branch:
+    """The chapter from the first cell that a mutant touches: a changed cell, or one that names the experiment."""
+    upto, cells = registry.card_cell(m.claim, m.chapter) + 1, registry.code(m.chapter)
+    if m.place == "notebook":
+        changed = registry.changed(m)[:upto]
+        start = next((i for i, (a, b) in enumerate(zip(cells, changed, strict=False)) if a != b), upto - 1)
+        return Branch(m.id, tuple(changed), start)
+    experiment = m.place.removeprefix("rows ")
+    start = next((i for i, cell in enumerate(cells[:upto]) if f'"{experiment}"' in cell), 0)
+    return Branch(m.id, tuple(cells[:upto]), start, experiment, m.do)
 
 
 def _bad(outcome: str, survives: str) -> bool:
@@ -46,8 +54,9 @@ def run(chosen: list[Mutant], jobs: int) -> int:
     """Run mutants, storing what became of each as it ends; 1 if one survives that must not, or is broken."""
     start, made_by, known = time.perf_counter(), provenance(), outcomes()
     by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
-    tasks = [*controls(chosen), *map(task, chosen)]
-    for o in tqdm(attempts(tasks, jobs), total=len(tasks), unit="run", mininterval=5):
+    todo = tasks(chosen)
+    total = len(chosen) + len({m.chapter for m in chosen})
+    for o in tqdm(attempts(todo, jobs), total=total, unit="run", mininterval=5):
         if o.id not in by_id:
             if o.outcome != "survived":
                 unfit.append(f"{o.id} does not pass unchanged, its mutants say nothing: {o.by}: {o.why}")
@@ -66,8 +75,10 @@ def spotcheck(seed: str, jobs: int) -> int:
     """Run a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
     everyone, known = mutants(), outcomes()
     chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
-    off = 0
-    for o in attempts([task(m) for m in chosen], jobs):
+    off, chapters = 0, {m.chapter for m in chosen}
+    for o in attempts(tasks(chosen), jobs):
+        if o.id in chapters:
+            continue
         stored = known.get(o.id, {}).get("outcome", "not run")
         print(f"{o.id}: {o.outcome}" + (f", stored as {stored}: {o.by} {o.why}" if o.outcome != stored else ""))
         off += o.outcome != stored

@@ -56,6 +56,11 @@ class Mutant:
     def id(self) -> str:
         return f"{self.claim}/{self.name}"
 
+    @property
+    def of_module(self) -> bool:
+        """Whether it changes a file of the package, rather than a cell or rows."""
+        return self.place != "notebook" and not self.place.startswith("rows ")
+
     def digest(self) -> str:
         """Hash of what is changed, in which chapter code: an outcome holds for one such hash."""
         change = (self.claim, self.place, self.old, self.new, self.do)
