@@ -63,6 +63,47 @@ def test_smooth_problems_end_where_scipy_ends(kind):
     np.testing.assert_allclose([float(f.sse[0]) for f in found], theirs, rtol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_a_descent_that_stagnates_has_not_converged(kind, monkeypatch):
+    router, G, x, y = data(kind, "tanh")
+    right = least_squares(x[None], y[None], [G], router, "tanh", radius=50.0)
+    monkeypatch.setattr(module, "gradient", lambda *a: -gradient(*a))
+    wrong = least_squares(x[None], y[None], [G], router, "tanh", radius=50.0)
+    assert bool(right.converged[0]) and int(right.steps[0]) > 0
+    assert int(wrong.steps[0]) == 0 and float(wrong.gain[0]) == 0, "no step against the gradient is accepted"
+    assert float(wrong.promise[0]) > 1 and not bool(wrong.converged[0])
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_a_start_at_the_minimum_has_converged(kind):
+    router, G, x, y = data(kind, "tanh")
+    first = least_squares(x[None], y[None], [G], router, "tanh", radius=50.0, tolerance=1e-9, steps=200)
+    again = least_squares(x[None], y[None], first.G, router, "tanh", radius=50.0)
+    assert bool(again.converged[0]) and float(again.promise[0]) < 1e-6
+    np.testing.assert_allclose(again.sse, first.sse, rtol=1e-9)
+
+
+def test_an_embedding_held_at_the_bound_is_no_obstacle_to_convergence():
+    router, G, x, y = data("perturbed", "tanh")
+    fit = dict(router=router, expert="tanh", radius=0.2)
+    first = least_squares(x[None], y[None], [G.with_(beta1=0.1 * G.beta1)], tolerance=1e-9, steps=200, **fit)
+    assert torch.allclose(first.G[0].beta1.norm(dim=1), torch.full((K,), 0.2, dtype=torch.float64))
+    assert bool(least_squares(x[None], y[None], first.G, **fit).converged[0])
+
+
+def test_the_promise_is_n_times_the_squared_cosine_between_residuals_and_tangent_space():
+    router, G, x, y = data("linear", "tanh")
+    at = torch.stack([torch.cat([G.beta0[:, None], G.beta1], 1), G.eta])[None]
+    one = torch.ones_like(x[None, :, :1])
+    problem = Problems(torch.cat([one, x[None]], -1), torch.cat([x[None], one], -1), y[None])
+    r = y - regression_function(G, x, router, "tanh")
+    along = torch.linalg.svd(jacobian(G, x, router, "tanh"), full_matrices=False)
+    U = along.U[:, along.S / along.S[0] > 1e-8]
+    expected = N * float((U.T @ r).square().sum() / r.square().sum())
+    found = module._promise(at, r.square().sum()[None], problem, EXPERTS["tanh"], 50.0, False)
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_batch_of_problems_is_solved_as_one_by_one():
     problems = [data("perturbed", "tanh", seed) for seed in range(4)]
     router, G = problems[0][:2]

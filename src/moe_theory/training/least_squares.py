@@ -8,6 +8,19 @@ Operations: the normal matrix of m rows takes `m p^2` multiplications for `p = 2
 of which symmetry would spare a half and blocks spare a quarter; everything else is O(n k d). Beyond
 `ROWS` rows it is therefore formed from the first `ROWS`, which changes the step and not where it
 stops: gradient and sum of squares always come from all rows.
+
+When has a descent arrived? That steps gain nothing is no answer: a step against the gradient gains
+nothing either. At a minimum the residuals r are orthogonal to the columns of J, those the constraints
+leave. Were r linear in the unknowns, the best step would take `max_d |r|^2 - |r - J d|^2 = g^T H^+ g`
+off the sum of squares, `g = J^T r`, `H = J^T J`: the squared length of the projection of r on the
+tangent space. Over the residual variance `|r|^2 / n` it is `promise = n cos^2(r, tangent space)`, which
+no change of units or of unknowns alters (Bates and Watts 1981, up to a factor (n - p) / (n p)). It is in
+the unit of the gains and is held against the same tolerance t: in units of standard errors, the point
+then lies within sqrt(t) of where the best step leads. As H is a sum in single precision, curvatures
+below `ROUNDING` of its diagonal are not told from zero; they are damped by as much. Ends that gain
+nothing and yet promise several residual variances are met in practice: descents jam at the kinks of ReLU
+experts, or creep along the valley that one expert too many leaves. At a minimum that lies on kinks the
+promise need not vanish: each kink adds up to about the leverage of its example, which falls as 1 / n.
 """
 
 from typing import NamedTuple
@@ -25,6 +38,7 @@ ROWS = 10_000
 CHUNK = 2_000
 PATIENCE = 3  # steps in a row that gain little before the descent stops
 LARGEST_DAMPING = 1e8
+ROUNDING = 1e-6  # relative, of the normal matrix
 
 
 class Estimate(NamedTuple):
@@ -35,13 +49,16 @@ class Estimate(NamedTuple):
         sse: (B,) sums of squared residuals.
         gain: (B,) the most that one of the last three steps took off the sum of squares, over the residual
             variance sse / n: a statistic that noise alone moves by about the number of unknowns.
+        promise: (B,) what the best step from the end would take off the sum of squares if the residuals were
+            linear in the unknowns, in the same unit: 0 at a stationary point.
         steps: (B,) accepted steps.
-        converged: (B,) whether `gain` came down to the tolerance.
+        converged: (B,) whether `gain` and `promise` came down to the tolerance.
     """
 
     G: list[MixingMeasure]
     sse: Float[Tensor, " B"]
     gain: Float[Tensor, " B"]
+    promise: Float[Tensor, " B"]
     steps: Int[Tensor, " B"]
     converged: Bool[Tensor, " B"]
 
@@ -159,7 +176,8 @@ def least_squares(
         router: the fitted router; for the cosine the norms of the starts' beta1 come back unchanged.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
         radius: bound on |beta1|, the compact parameter space of assumption A.1 (linear, perturbed).
-        tolerance: stop when three steps in a row gain no more than this each (see `Estimate`).
+        tolerance: stop when three steps in a row gain no more than this each (see `Estimate`); the end counts as
+            a minimizer if the best step promises no more either.
         steps: stop after so many.
 
     Raises:
@@ -178,8 +196,9 @@ def least_squares(
     data = Problems(torch.cat([one, router.feature(x)], -1), torch.cat([x, one], -1), y)
     at = torch.stack([torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta]) for G in start])
     sse, gain, taken = _descend(at, data, phi, bound, sphere, tolerance, steps)
+    promise = _promise(at, sse, data, phi, bound, sphere)
     found = [_measure(end, G, router) for end, G in zip(at, start, strict=True)]
-    return Estimate(found, sse, gain, taken, gain <= tolerance)
+    return Estimate(found, sse, gain, promise, taken, (gain <= tolerance) & (promise <= tolerance))
 
 
 def _measure(at: Float[Tensor, "2 k q"], start: MixingMeasure, router: Router) -> MixingMeasure:
@@ -210,6 +229,24 @@ def _descend(at, data, phi, bound, sphere, tolerance, steps) -> tuple[Tensor, Te
         taken[live] += new < sse[live]
         at[live], sse[live] = there, new
     return sse, gain.amax(1), taken
+
+
+def _promise(at, sse, data, phi, bound, sphere) -> Float[Tensor, " B"]:
+    """`n g^T H^+ g / |r|^2`, n times the squared cosine between the residuals and the tangent space.
+
+    A held embedding moves along its sphere, `s + ds - s |ds|^2 / 2 |s|^2`, against the pull that holds it:
+    a step gains `2 g.d - d^T H d - sum_i (s_i.g_i / |s_i|^2) |ds_i|^2`, and H gets that curvature added.
+    """
+    r, w, v = evaluate(at, data, phi)
+    g = gradient(r, w, v, data)
+    normal, curvature = held(at, g, bound, sphere), torch.zeros_like(g)
+    pull = (normal * g[:, 0, :, 1:]).sum(-1, keepdim=True).clamp_min(0)
+    curvature[:, 0, :, 1:] = pull / at[:, 0, :, 1:].norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    H, g = projected(normal_matrix(w, v, data) + torch.diag_embed(curvature.flatten(1)), g, normal)
+    C = trades(at)
+    H, g = C.mT @ H @ C, C.mT @ g[..., None]
+    H = H + ROUNDING * torch.diag_embed(H.diagonal(dim1=1, dim2=2))
+    return (g * torch.linalg.solve(H, g)).sum((1, 2)) * data.y.shape[1] / sse
 
 
 def _improved(here, sse, data, phi, H, g, free, damping, bound, sphere) -> tuple[Tensor, Tensor, Tensor]:
