@@ -1,31 +1,39 @@
-"""Where rows are computed: each backend yields (key, row, None) or (key, None, traceback) as rows finish."""
+"""Where rows are computed: each backend yields (key, row as JSON, None) or (key, None, traceback) as rows finish."""
 
+import json
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
+from itertools import islice
 
-import joblib
 import torch
+from joblib.externals.loky import ProcessPoolExecutor
 
 SCHEDULER = "MOE_THEORY_SCHEDULER"
+OURS = {"device", "seconds", "provenance"}  # columns that no row function may name
 
 
-def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, dict | None, str | None]:
+def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, str | None, str | None]:
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
         values = row(key)
-        if both := sorted(key.keys() & values.keys()):
-            raise ValueError(f"row: expected no result under the name of a key, got {both}")
+        if both := sorted((key.keys() | OURS) & values.keys()):
+            raise ValueError(f"row: expected no result under the name of a key or of {sorted(OURS)}, got {both}")
+        kinds = bool | int | float | str | list
+        if bad := {c: v for c, v in values.items() if not isinstance(v, kinds) or "\r" in str(v)}:
+            raise ValueError(f"row: expected numbers, words without \\r, truth values or lists, got {bad}")
+        seconds = round(time.perf_counter() - start, 1)
+        return key, json.dumps({**key, **values, "device": "cpu", "seconds": seconds}), None
     except Exception:
         return key, None, traceback.format_exc()
-    return key, {**key, **values, "device": "cpu", "seconds": round(time.perf_counter() - start, 1)}, None
 
 
-def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, dict | None, str | None]:
-    """What a cluster computed; a row that it gave up, because its workers died of it, has failed."""
+def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, str | None, str | None]:
+    """What a worker computed; a row whose worker died of it has failed."""
     try:
         return get()
     except Exception:
@@ -33,8 +41,24 @@ def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, dict | None, str 
 
 
 def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
-    tasks = (joblib.delayed(_attempt)(row, key) for key in todo)
-    return joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(tasks)
+    """As many pools of one process as rows at a time, so that a process that dies tells which row it died of."""
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    pool = partial(ProcessPoolExecutor, 1, timeout=60, env=one_thread)  # ends a minute after a run that was killed
+    waiting, running, idle = iter(todo), {}, [pool() for _ in todo[:jobs]]
+    try:
+        while True:
+            for key in islice(waiting, len(idle)):
+                one = idle.pop()
+                running[one.submit(_attempt, row, key)] = one, key
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                one, key = running.pop(future)
+                idle.append(pool() if future.exception() else one)
+                yield _fetch(future.result, key)
+    finally:
+        for one in [*idle, *(one for one, _ in running.values())]:
+            one.shutdown(kill_workers=True)
 
 
 # Dask and Ray are asked directly: joblib's backend for Dask waits without end for a row whose workers
