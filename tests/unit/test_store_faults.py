@@ -227,7 +227,7 @@ def test_killed_runs_lose_and_double_nothing(tmp_path):
 
     random.seed(0)
     before, calls = {}, tmp_path / "calls"
-    for kill in range(5):
+    for kill in range(4):
         run, called = start(1 + kill % 2), calls.stat().st_size if calls.exists() else 0
         while run.poll() is None and (not calls.exists() or calls.stat().st_size == called):
             time.sleep(0.01)
@@ -243,7 +243,7 @@ def test_killed_runs_lose_and_double_nothing(tmp_path):
     assert [line.split(",")[2] for line in lines] == [str(x**2) for x in range(12)]
     computed = Counter(calls.read_text().split())
     assert all(json.loads(cells)["seconds"] >= 0.1 for cells in before.values())
-    assert sum(computed.values()) <= 12 + 5 * 2, "only rows that were being computed are computed again"
+    assert sum(computed.values()) <= 12 + 4 * 2, "only rows that were being computed are computed again"
 
 
 @pytest.mark.parametrize("last", ["csv", "manifest"])
@@ -279,12 +279,12 @@ def test_a_kill_while_the_rows_are_written_is_made_good(tiny, path, tmp_path, mo
 def test_a_damaged_database_is_refused_or_unharmed(tiny, under_way):
     random.seed(0)
     whole = under_way.read_bytes()
-    refused = 0
-    for _ in range(100):
+    used, refused = [i for i, byte in enumerate(whole) if byte], 0
+    tiny(row=lambda key: {"square": -1, "half": -1.0, "third": -1.0, "curve": []})
+    for _ in range(40):
         damaged = bytearray(whole)
-        damaged[random.choice([i for i, b in enumerate(whole) if b] if _ % 2 else range(len(whole)))] ^= 1 << _ % 8
+        damaged[random.choice(used)] ^= random.randrange(1, 256)
         under_way.write_bytes(damaged)
-        tiny(row=lambda key: {"square": -1, "half": -1.0, "third": -1.0, "curve": []})
         try:
             _run()
         except ValueError as error:
@@ -296,7 +296,7 @@ def test_a_damaged_database_is_refused_or_unharmed(tiny, under_way):
             assert rows["half"].tolist() == [0, 0.5, 1, -1, -1]
             for left in ("tiny.csv", "manifest.json"):
                 (under_way.parent / left).unlink()
-    assert refused > 20
+    assert refused > 10
     for damaged in (whole[: len(whole) // 2], b"words" * 1000):
         under_way.write_bytes(damaged)
         _refused(under_way, _run)
@@ -478,7 +478,7 @@ def _kill_one(key):
 def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, jobs):
     if backend == "ray":
         pytest.importorskip("ray")
-    monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 1)
+    monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 0)
     tiny(row=_kill_one)
     with pytest.raises(RuntimeError, match=r"1 rows failed.*\n.*\{'x': 1, 'n': 10\}: .*(Terminated|Killed|died)"):
         experiments.run("tiny", jobs=jobs, backend=backend)

@@ -36,8 +36,8 @@ def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, str | None, str |
     """What a worker computed; a row whose worker died of it has failed."""
     try:
         return get()
-    except Exception:
-        return key, None, traceback.format_exc()
+    except Exception as error:
+        return key, None, " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
@@ -67,7 +67,7 @@ def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
 
 def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
     try:
-        from distributed import Client, as_completed
+        from distributed import Client, KilledWorker, as_completed
     except ImportError:
         raise ValueError("backend: dask needs the package distributed; pip install 'distributed>=2024.1'") from None
     local = dict(n_workers=jobs, threads_per_worker=1, memory_limit=0, dashboard_address=None)
@@ -77,9 +77,15 @@ def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
     except OSError as error:
         raise ValueError(f"{SCHEDULER}: no Dask scheduler can be reached at {address!r}: {error}") from None
     with client:
-        futures = {client.submit(_attempt, row, key, pure=False): key for key in todo}
+        submit = partial(client.submit, _attempt, row, pure=False)
+        futures, suspects = {submit(key): key for key in todo}, []
         for future in as_completed(futures):
-            yield _fetch(future.result, futures[future])
+            if isinstance(future.exception(), KilledWorker):
+                suspects.append(futures[future])
+            else:
+                yield _fetch(future.result, futures[future])
+        for key in suspects:  # once more, alone: rows that waited on the workers of another are suspects too
+            yield _fetch(submit(key).result, key)
 
 
 def _ray(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:

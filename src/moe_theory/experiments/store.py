@@ -31,11 +31,11 @@ from moe_theory.manifest import RESULTS
 SMOKE = Path("_build/smoke")
 LIBRARIES = ("torch", "numpy", "scipy")
 LOG = logging.getLogger(__name__)
-SCHEMA = """
-CREATE TABLE provenance (id INTEGER PRIMARY KEY, record TEXT NOT NULL UNIQUE);
-CREATE TABLE stored (key TEXT PRIMARY KEY, cells TEXT NOT NULL, provenance INTEGER NOT NULL REFERENCES provenance,
-                     sha256 TEXT NOT NULL);
-"""
+SCHEMA = (
+    "CREATE TABLE provenance (id INTEGER PRIMARY KEY, record TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE stored (key TEXT PRIMARY KEY, cells TEXT NOT NULL, "
+    "provenance INTEGER NOT NULL REFERENCES provenance, sha256 TEXT NOT NULL)",
+)
 KINDS = {  # of a column: the types of its cells, and how they are read back; the first that fits
     "truth": ({bool}, lambda cell: cell == "True"),
     "number": ({int, float}, json.loads),
@@ -217,7 +217,7 @@ def _opened(path: Path, e: Experiment, profile: str) -> Iterator[sqlite3.Connect
                 fresh = not db.execute("SELECT * FROM sqlite_schema").fetchall()
             if fresh:
                 records, rows = _written(path, e, profile)
-                db.executescript(f"BEGIN; {SCHEMA}")
+                db.executescript(";".join(("BEGIN", *SCHEMA)))
                 for key, row in rows.items():
                     _add(db, key, json.dumps(row.cells), json.dumps(records[row.provenance]))
                 db.commit()
@@ -253,15 +253,16 @@ def _seal(*texts: str) -> str:
 def _refusing(file: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.DatabaseError, LookupError, TypeError) as error:
+    except (sqlite3.DatabaseError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: expected the rows of a run under way, got a file that is damaged: {error}") from None
 
 
 def _under_way(db: sqlite3.Connection, path: Path, e: Experiment, profile: str) -> _Stored:
     file = _running(path)
     with _refusing(file):
-        if (problems := db.execute("PRAGMA integrity_check").fetchall()) != [("ok",)]:
-            raise LookupError(problems)
+        tables = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql NOT NULL")]
+        if (problems := db.execute("PRAGMA integrity_check").fetchall()) != [("ok",)] or tables != [*SCHEMA]:
+            raise LookupError(f"{problems}, {tables}")
         records = [record for (record,) in db.execute("SELECT record FROM provenance ORDER BY id")]
         found = db.execute("SELECT * FROM stored ORDER BY rowid").fetchall()
         for key, cells, block, seal in found:
