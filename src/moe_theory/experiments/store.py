@@ -15,6 +15,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -66,8 +67,7 @@ def run(name: str, jobs: int = 1, backend: str = "loky", profile: str = "paper",
     path = _path(e, profile, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     failed = []
-    with _opened(path, e, profile) as db:
-        done = _under_way(db, path, e, profile).rows
+    with _opened(path, e, profile) as (db, done):
         todo = [key for key in grid if identity(key) not in done]
         record = json.dumps(_provenance(e, profile))
         bar = tqdm(total=len(grid), initial=len(done), desc=f"{name} -> {path}", unit="row")
@@ -141,11 +141,8 @@ def status(folder: Path | None = None) -> pd.DataFrame:
         path = _path(e, "paper", folder)
         line = dict(experiment=e.name, stored="refused", rows=len(e.grid), seconds=0.0)
         try:
-            if _running(path).exists():
-                with closing(sqlite3.connect(_running(path))) as db:
-                    rows = _under_way(db, path, e, "paper").rows.values()
-            else:
-                rows = _written(path, e, "paper").rows.values()
+            with closing(sqlite3.connect(_running(path) if _running(path).exists() else ":memory:")) as db:
+                rows = _under_way(db, path, e, "paper").rows.values()
             line |= dict(stored=len(rows), seconds=sum(row.cells["seconds"] for row in rows), about=e.about)
         except ValueError as error:
             line |= dict(about=str(error))
@@ -174,14 +171,9 @@ def _running(path: Path) -> Path:
 def _commit() -> str:
     """The commit of the code; the rows themselves, which a run writes, do not make it dirty."""
     try:
-        describe, changed = (
-            subprocess.run(["git", *command], cwd=RESULTS, capture_output=True, text=True, check=True).stdout.strip()
-            for command in (
-                ("describe", "--always"),
-                ("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)."),
-            )
-        )
-        return f"{describe}-dirty" if changed else describe
+        git = partial(subprocess.check_output, cwd=RESULTS, text=True, stderr=subprocess.DEVNULL)
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)."])
+        return git(["git", "describe", "--always"]).strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -198,35 +190,28 @@ def _provenance(e: Experiment, profile: str) -> dict:
     }
 
 
-# While a run is under way.
-
-
 @contextmanager
-def _opened(path: Path, e: Experiment, profile: str) -> Iterator[sqlite3.Connection]:
-    """The rows of a run that was stopped, or else of the complete store; no other run gets them meanwhile."""
-    file, held, fresh, before = _running(path), path.with_suffix(".lock"), False, 0
+def _opened(path: Path, e: Experiment, profile: str) -> Iterator[tuple[sqlite3.Connection, dict[str, _Row]]]:
+    """The database, with the rows that are stored so far; no other run gets it meanwhile."""
+    file, held, before = _running(path), path.with_suffix(".lock"), None
     with closing(sqlite3.connect(held, timeout=0)) as lock, closing(sqlite3.connect(file)) as db:
         try:
             lock.execute("BEGIN EXCLUSIVE")  # until this process lets go or dies
         except sqlite3.OperationalError as error:
-            raise ValueError(
-                f"{path}: another run is writing this store ({error}); wait for its end or stop it"
-            ) from None
+            raise ValueError(f"{path}: another run is writing this store ({error})") from None
         try:
-            with _refusing(file):
-                fresh = not db.execute("SELECT * FROM sqlite_schema").fetchall()
-            if fresh:
-                records, rows = _written(path, e, profile)
+            records, rows = _under_way(db, path, e, profile)
+            if not db.execute("SELECT * FROM sqlite_schema").fetchall():
                 db.executescript(";".join(("BEGIN", *SCHEMA)))
                 for key, row in rows.items():
                     _add(db, key, json.dumps(row.cells), json.dumps(records[row.provenance]))
                 db.commit()
+                before = db.total_changes
             db.executescript("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")
-            before = db.total_changes
-            yield db
+            yield db, rows
         finally:
-            if fresh and db.total_changes == before:
-                file.unlink(missing_ok=True)  # it holds nothing that the CSV does not
+            if file.exists() and (before == db.total_changes or not file.stat().st_size):
+                file.unlink()  # it holds nothing that the CSV does not
             held.unlink(missing_ok=True)
 
 
@@ -245,7 +230,7 @@ def _add(db: sqlite3.Connection, key: str, cells: str, record: str) -> None:
 
 
 def _seal(*texts: str) -> str:
-    """SQLite finds a damaged page, not a damaged value."""
+    """SQLite itself finds a damaged page, not a damaged value."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
@@ -253,26 +238,26 @@ def _seal(*texts: str) -> str:
 def _refusing(file: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.DatabaseError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{file}: expected the rows of a run under way, got a file that is damaged: {error}") from None
+    except (sqlite3.DatabaseError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file}: expected stored rows, got a file that is damaged or edited: {error!r}") from None
 
 
 def _under_way(db: sqlite3.Connection, path: Path, e: Experiment, profile: str) -> _Stored:
+    """The rows in the database; those of the CSV, if no run has taken them over yet."""
     file = _running(path)
     with _refusing(file):
         tables = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql NOT NULL")]
-        if (problems := db.execute("PRAGMA integrity_check").fetchall()) != [("ok",)] or tables != [*SCHEMA]:
-            raise LookupError(f"{problems}, {tables}")
-        records = [record for (record,) in db.execute("SELECT record FROM provenance ORDER BY id")]
-        found = db.execute("SELECT * FROM stored ORDER BY rowid").fetchall()
-        for key, cells, block, seal in found:
-            if seal != _seal(key, cells, records[block]):
-                raise LookupError(f"row {key} is not the one that was stored")
-    rows = {key: _Row(json.loads(cells), block) for key, cells, block, _ in found}
-    return _of_this_grid(file, _Stored([json.loads(record) for record in records], rows), e, profile)
-
-
-# When it is complete.
+        problems = [problem for (problem,) in db.execute("PRAGMA integrity_check") if problem != "ok"]
+        if problems or tables not in ([], [*SCHEMA]):
+            raise LookupError(problems, tables)
+        if tables:
+            records = [record for (record,) in db.execute("SELECT record FROM provenance ORDER BY id")]
+            found = db.execute("SELECT * FROM stored ORDER BY rowid").fetchall()
+            if bad := [key for key, cells, block, seal in found if seal != _seal(key, cells, records[block])]:
+                raise LookupError(f"rows that are not those that were stored: {bad}")
+            rows = {key: _Row(json.loads(cells), block) for key, cells, block, _ in found}
+            stored = _Stored([json.loads(record) for record in records], rows)
+    return _of_this_grid(file, stored, e, profile) if tables else _written(path, e, profile)
 
 
 def _complete(path: Path, stored: _Stored, grid: list[dict]) -> None:
@@ -284,8 +269,7 @@ def _complete(path: Path, stored: _Stored, grid: list[dict]) -> None:
     table = csv.writer(lines, lineterminator="\n")
     table.writerow([*kinds, "provenance"])
     table.writerows([*map(text, row.values()), block] for row, (_, block) in zip(cells, rows, strict=True))
-    about = dict(columns=kinds, provenance=stored.records)
-    manifest.write(path.name, lines.getvalue().encode(), path.parent, **about)
+    manifest.write(path.name, lines.getvalue().encode(), path.parent, columns=kinds, provenance=stored.records)
 
 
 def _written(path: Path, e: Experiment, profile: str) -> _Stored:
@@ -293,11 +277,12 @@ def _written(path: Path, e: Experiment, profile: str) -> _Stored:
     if not path.exists():
         return _Stored([], {})
     content, about = manifest.read(path.name, path.parent)
-    records, rows = about["provenance"], {}
-    for row in csv.DictReader(io.StringIO(content.decode(), newline="")):
-        key = {c: row[c] for c in records[-1]["key"]}
-        cells = {c: KINDS[kind][1](row[c]) for c, kind in about["columns"].items()}
-        rows[identity(key)] = _Row(cells, int(row["provenance"]))
+    rows = {}
+    with _refusing(path):
+        records, read = about["provenance"], {c: KINDS[kind][1] for c, kind in about["columns"].items()}
+        for row in csv.DictReader(io.StringIO(content.decode(), newline="")):
+            key = {c: row[c] for c in records[-1]["key"]}
+            rows[identity(key)] = _Row({c: read[c](row[c]) for c in read}, int(row["provenance"]))
     return _of_this_grid(path, _Stored(records, rows), e, profile)
 
 
@@ -305,13 +290,13 @@ def _of_this_grid(file: Path, stored: _Stored, e: Experiment, profile: str) -> _
     """Refuse rows that are not in the grid. A grid that grew is not refused: its new rows are missing."""
     for made_for in {(record["experiment"], record["profile"]) for record in stored.records} - {(e.name, profile)}:
         raise ValueError(f"{file}: expected {profile} rows of {e.name!r}, got {made_for[1]} rows of {made_for[0]!r}")
-    grid = [json.loads(identity(key)) for key in e.rows(profile)]
-    known = set(map(identity, grid))
+    known = set(map(identity, e.rows(profile)))
     if extra := [json.loads(row) for row in stored.rows if row not in known]:
-        values = {c: sorted({row[c] for row in extra} - {key.get(c) for key in grid}) for c in extra[0]}
-        foreign = {c: found for c, found in values.items() if found}
+        foreign = {cell for row in extra for cell in row.items()} - {
+            c for row in known for c in json.loads(row).items()
+        }
         raise ValueError(
-            f"{file}: made for another grid; {len(extra)} stored rows are not in it, the first {extra[0]}, "
-            f"but it begins with {grid[0]}; stored values that it does not have: {foreign}"
+            f"{file}: made for another grid than that of {list(e.grid[0])}; stored rows that are not in it: "
+            f"{len(extra)}, the first {extra[0]}; stored values that it does not have: {sorted(foreign)}"
         )
     return stored
