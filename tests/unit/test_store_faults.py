@@ -480,18 +480,18 @@ def test_rows_of_another_shape_are_refused(tiny, path):
 # Where rows are computed.
 
 
-def _kill_one(key):
-    if key["x"] == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"square": key["x"] ** 2}
-
-
 @pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2), ("ray", 2)])
 def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, jobs):
     if backend == "ray":
         pytest.importorskip("ray")
     monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 0)
-    tiny(row=_kill_one)
+
+    def row(key):
+        if key["x"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"square": key["x"] ** 2}
+
+    tiny(row=row)
     with pytest.raises(RuntimeError, match=r"1 rows failed.*\n.*\{'x': 1, 'n': 10\}: .*(Terminated|Killed|died)"):
         experiments.run("tiny", jobs=jobs, backend=backend)
     tiny(row=_row)
