@@ -2,13 +2,13 @@
 
 import json
 import math
-from pathlib import Path
 
 import machine
 import pytest
 import torch
 
-RESULTS = Path(__file__).parents[1] / "src" / "moe_theory" / "results"
+from moe_theory import manifest
+
 FILES = {  # each is written when a run with timing has filled all its sections
     "speed.json": {"steps", "growth", "floor", "ceilings", "work", "throughput", "one_run_on_all_cores"},
     "speed_least_squares.json": {"least_squares"},
@@ -42,7 +42,7 @@ def record(request):
     for name, wanted in FILES.items():
         if wanted <= sections.keys():
             found = {**described, **{section: sections[section] for section in wanted}}
-            (RESULTS / name).write_text(json.dumps(rounded(found), indent=1, sort_keys=True) + "\n")
+            manifest.write(name, (json.dumps(rounded(found), indent=1, sort_keys=True) + "\n").encode())
 
 
 @pytest.fixture

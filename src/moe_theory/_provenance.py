@@ -1,27 +1,28 @@
 """Which code and which libraries made a stored result."""
 
-import platform
 import subprocess
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from moe_theory import __version__
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parent
 LIBRARIES = ("torch", "numpy", "scipy")
+STORED = ("results", "mutants/outcomes.json")  # what a run itself writes does not make its code dirty
 
 
 def commit() -> str:
-    """The commit of the package's repository, `-dirty` if its code was edited since, `unknown` outside one."""
+    """The commit of the package's repository, `-dirty` if its files were edited since, `unknown` outside one."""
     try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        git = partial(subprocess.check_output, cwd=PACKAGE, text=True, stderr=subprocess.DEVNULL)
+        besides = [f":(exclude){path}" for path in STORED]
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", *besides])
+        return git(["git", "describe", "--always"]).strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def provenance() -> dict[str, str]:
-    """Commit, and versions of Python, this package and the numerical libraries."""
-    versions = {name: version(name) for name in LIBRARIES}
-    return {"commit": commit(), "python": platform.python_version(), "moe_theory": __version__, **versions}
+    """Commit, and versions of this package and of the numerical libraries."""
+    return {"moe_theory": __version__, "commit": commit(), **{name: version(name) for name in LIBRARIES}}

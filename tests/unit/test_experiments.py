@@ -1,17 +1,20 @@
+import hashlib
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from moe_theory import experiments
-from moe_theory.experiments import sparse, store
+from moe_theory import experiments, manifest
+from moe_theory.experiments import backends, sparse, store
 from moe_theory.experiments.__main__ import main
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment
 from moe_theory.measure.stability import estimate
 
 CALLS = []
+STORED = json.loads(Path(__file__).with_name("stored_rows.json").read_text())
 
 
 def _row(key):
@@ -20,7 +23,13 @@ def _row(key):
 
 
 @pytest.fixture
-def tiny(tmp_path, monkeypatch):
+def in_process(monkeypatch):
+    """Rows are computed here, not in workers, so that shapes are checked and calls can be counted."""
+    monkeypatch.setitem(store.BACKENDS, "loky", lambda row, todo, jobs: (backends._attempt(row, key) for key in todo))
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch, in_process):
     """An experiment of five rows, its store in a folder of its own."""
     grid = [{"x": x, "tag": "a,b"} for x in range(5)]
     e = Experiment("tiny", "squares", grid, grid[1:3], _row, _row)
@@ -35,8 +44,10 @@ def test_run_load_and_provenance(tiny):
     rows = experiments.load("tiny", folder=tiny)
     assert rows["square"].tolist() == [0, 1, 4, 9, 16] and rows["tag"].tolist() == ["a,b"] * 5
     assert {"device", "seconds"} <= set(rows)
-    head = json.loads((tiny / "tiny.csv").read_text().split("\n")[0].removeprefix("# "))
+    (head,) = manifest.entries(tiny)["tiny.csv"]["provenance"]
     assert {"configuration", "moe_theory", "commit", "torch", "numpy"} <= set(head)
+    assert pd.read_csv(tiny / "tiny.csv").drop(columns="provenance").equals(rows), "a plain CSV"
+    assert sorted(p.name for p in tiny.iterdir()) == ["manifest.json", "tiny.csv"]
     assert head["experiment"] == "tiny" and head["profile"] == "paper" and head["key"] == ["x", "tag"]
 
 
@@ -50,7 +61,7 @@ def test_a_stopped_run_goes_on_where_it_was(tiny, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(whole, row=stop_at_three))
     with pytest.raises(KeyboardInterrupt):
         experiments.run("tiny", folder=tiny)
-    with pytest.raises(ValueError, match=r"tiny.csv: 2 of 5 rows missing, the first \{'x': 3"):
+    with pytest.raises(ValueError, match="tiny.csv: not all rows are stored yet; run `python"):
         experiments.load("tiny", folder=tiny)
     monkeypatch.setitem(EXPERIMENTS, "tiny", whole)
     experiments.run("tiny", folder=tiny)
@@ -61,9 +72,9 @@ def test_a_stopped_run_goes_on_where_it_was(tiny, monkeypatch):
 def test_smoke_rows_are_never_paper_rows(tiny, monkeypatch):
     monkeypatch.chdir(tiny)
     experiments.run("tiny", profile="smoke")
-    smoke = (tiny / "_build" / "smoke" / "tiny.csv").read_text()
-    assert '"profile": "smoke"' in smoke and CALLS == [1, 2] and not (tiny / "tiny.csv").exists()
-    (tiny / "tiny.csv").write_text(smoke)
+    assert CALLS == [1, 2] and not (tiny / "tiny.csv").exists()
+    for name in ("tiny.csv", "manifest.json"):
+        (tiny / name).write_bytes((tiny / "_build" / "smoke" / name).read_bytes())
     for use in (experiments.load, experiments.run):
         with pytest.raises(ValueError, match="tiny.csv: expected paper rows of 'tiny', got smoke rows of 'tiny'"):
             use("tiny", folder=tiny)
@@ -75,7 +86,8 @@ def test_smoke_rows_are_never_paper_rows(tiny, monkeypatch):
     ("grid", "smoke", "message"),
     [
         ([], [], "expected rows in the paper grid"),
-        ([{"x": 1}, {"x": 1}], [{"x": 1}], "is there 2 times"),
+        ([{"x": 1}, {"x": 1}], [{"x": 1}], r"paper rows that read differently, got \{'x': 1\} and \{'x': 1\}"),
+        ([{"x": 1}, {"x": "1"}], [{"x": 1}], r"paper rows that read differently, got \{'x': 1\} and \{'x': '1'\}"),
         ([{"x": 1}, {"y": 1}], [{"x": 1}], r"expected the columns \['x'\] in paper row"),
         ([{"x": 1}], [{"x": 1, "n": 5}], r"expected the columns \['x'\] in smoke row"),
         ([{"x": 1}], [], "expected rows in the smoke grid"),
@@ -109,15 +121,39 @@ def test_command_line(tiny, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_smoke_profiles_run(name, tmp_path):
+def test_smoke_profiles_run(name, tmp_path, in_process):
     experiments.run(name, profile="smoke", folder=tmp_path)
-    assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 2 + len(EXPERIMENTS[name].smoke)
+    assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
+    stored, smoke = manifest.entries()[f"{name}.csv"], manifest.entries(tmp_path)[f"{name}.csv"]
+    assert list(stored["columns"]) == list(smoke["columns"]), "what is stored is what the code computes"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_stored_rows_are_whole(name):
     rows = experiments.load(name)
     assert len(rows) == len(EXPERIMENTS[name].grid) and not rows.isna().any().any()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_stored_rows_are_those_of_the_first_format(name):
+    """`stored_rows.json` was made by the loader of the text format that these rows were first stored in."""
+
+    def bare(value):
+        return [bare(v) for v in value] if isinstance(value, list) else repr(float(value))
+
+    rows, found = experiments.load(name), {}
+    for column, cells in rows.items():
+        kind = "list" if isinstance(cells[0], list) else str(cells.dtype)
+        values = [bare(v) if kind == "list" else repr(v) for v in cells.tolist()]
+        found[column] = f"{kind} {hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]}"
+    assert {"rows": len(rows), **found} == STORED[name] and list(rows) == list(STORED[name])[1:]
+
+
+def test_the_manifest_has_every_result():
+    files = {p.name for p in store.RESULTS.iterdir()} - {"manifest.json"}
+    assert files == set(manifest.entries()) >= {f"{name}.csv" for name in EXPERIMENTS}
+    for name in files:
+        manifest.read(name)
 
 
 @pytest.mark.parametrize(
@@ -180,4 +216,4 @@ def test_stored_estimates_before_training_tell_the_truth(k):
     (train, _), (network, _) = sparse.gaussians(), sparse.start(key)
     found = sparse.summary(estimate(network, *train, rate=key["rate"], seed=sparse.stream(key["seed"], 4)))
     for name, value in found.items():
-        assert value == pytest.approx(float(stored[name].split()[0]), rel=0.02, abs=1e-6), name
+        assert value == pytest.approx(stored[name][0], rel=0.02, abs=1e-6), name

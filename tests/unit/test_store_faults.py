@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,29 +14,29 @@ from dataclasses import replace
 import distributed
 import pytest
 
-from moe_theory import experiments
-from moe_theory.experiments import store
+from moe_theory import _provenance, experiments, manifest
+from moe_theory.experiments import backends, store
 from moe_theory.experiments.__main__ import main
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment
 
 TINY = """
-import os, pathlib, signal, sys, time
+import os, pathlib, sys, time
 from moe_theory.experiments import EXPERIMENTS, Experiment, run
 
 def row(key):
     with open(pathlib.Path(key["folder"]) / "calls", "a") as calls:
         calls.write(f"{key['x']}\\n")
-    time.sleep(0.25)
-    return {"square": key["x"] ** 2}
+    time.sleep(0.1)
+    return {"square": key["x"] ** 2, "word": "NA", "curve": [key["x"], 0.1]}
 
-grid = [{"x": x, "folder": sys.argv[1]} for x in range(8)]
+grid = [{"x": x, "folder": sys.argv[1]} for x in range(12)]
 EXPERIMENTS["tiny"] = Experiment("tiny", "squares", grid, grid[:1], row, row)
 run("tiny", jobs=int(sys.argv[2]), folder=pathlib.Path(sys.argv[1]))
 """
 
 
 def _row(key):
-    return {"square": key["x"] ** 2}
+    return {"square": key["x"] ** 2, "half": key["x"] / 2, "third": key["x"] / 3, "curve": [key["x"], 0.5]}
 
 
 def _grid(*xs):
@@ -43,7 +45,7 @@ def _grid(*xs):
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """An experiment of five rows; `tiny(field=value)` registers it with fields changed."""
+    """An experiment of five rows; `tiny(field=value)` registers it with fields changed. Rows are computed here."""
 
     def register(**changes):
         monkeypatch.setitem(EXPERIMENTS, "tiny", replace(whole, **changes))
@@ -51,98 +53,277 @@ def tiny(tmp_path, monkeypatch):
     whole = Experiment("tiny", "squares", _grid(0, 1, 2, 3, 4), _grid(0), _row, _row)
     register()
     monkeypatch.setattr(store, "RESULTS", tmp_path)
+    monkeypatch.setitem(store.BACKENDS, "here", lambda row, todo, jobs: (backends._attempt(row, key) for key in todo))
     return register
 
 
 @pytest.fixture
 def path(tiny, tmp_path):
     """The complete store of that experiment."""
-    experiments.run("tiny")
+    experiments.run("tiny", backend="here")
     return tmp_path / "tiny.csv"
 
 
-def _heads(path):
-    return [json.loads(line[2:]) for line in path.read_text().splitlines() if line.startswith("# ")]
+def _stop_at(x):
+    def row(key):
+        if key["x"] == x:
+            raise KeyboardInterrupt
+        return _row(key)
+
+    return row
+
+
+@pytest.fixture
+def under_way(tiny, tmp_path):
+    """The database of that experiment with three of its rows."""
+    tiny(row=_stop_at(3))
+    with pytest.raises(KeyboardInterrupt):
+        experiments.run("tiny", backend="here")
+    tiny()
+    return tmp_path / "tiny.sqlite"
 
 
 def _squares():
     return experiments.load("tiny")["square"].tolist()
 
 
-def test_a_killed_run_loses_and_doubles_nothing(tmp_path):
-    def start(folder, jobs):
-        folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-c", TINY, str(folder), str(jobs)]
-        return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-
-    def rows(folder):  # without seconds and checksum
-        text = (folder / "tiny.csv").read_text().replace(str(folder), "")
-        return [line if line.startswith("#") else line.rsplit(",", 2)[0] for line in text.splitlines()]
-
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    run = start(killed, jobs=2)
-    stored = killed / "tiny.csv"
-    while not stored.exists() or stored.read_bytes().count(b"\n") < 2 + 3:
-        assert run.poll() is None
-        time.sleep(0.02)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    before = stored.read_bytes()
-    assert 3 <= before.count(b"\n") - 2 < 8
-    assert [r.wait() for r in (start(killed, jobs=1), start(undisturbed, jobs=1))] == [0, 0]
-    os.killpg(run.pid, signal.SIGKILL)  # its workers, which would wait for rows for a while
-    configurations = [f.read_text().split('"configuration": "')[1][:16] for f in (stored, undisturbed / "tiny.csv")]
-    ours, theirs = (rows(f) for f in (killed, undisturbed))
-    assert ours[1:] == theirs[1:] and len(ours) == 2 + 8
-    assert ours[0].replace(*configurations) == theirs[0]
-    assert set(before.splitlines()) <= set(stored.read_bytes().splitlines())
-    calls = Counter((killed / "calls").read_text().split())
-    assert all(calls[line.split(b",")[0].decode()] == 1 for line in before.splitlines()[2:])
+def _refused(path, *uses):
+    for use in uses:
+        with pytest.raises(ValueError, match=path.name):
+            use()
 
 
-@pytest.mark.parametrize("cut", [1, 5, 25])
-def test_an_unfinished_last_row_is_dropped_and_computed_again(tiny, path, caplog, cut):
-    whole = path.read_text()
-    path.write_text(whole[:-cut])
-    with pytest.raises(ValueError, match="tiny.csv: expected a line break after the last row; the file is truncated"):
-        experiments.load("tiny")
-    computed = []
-    tiny(row=lambda key: computed.append(key["x"]) or _row(key))
-    experiments.run("tiny")
-    assert computed == [4] and "the last row is unfinished" in caplog.text
-    assert path.read_text().splitlines()[:-1] == whole.splitlines()[:-1] and _squares() == [0, 1, 4, 9, 16]
+def _load():
+    return experiments.load("tiny")
 
 
-def test_a_first_write_may_be_cut_anywhere(tiny, path):
-    whole = path.read_bytes()
-    for end in range(0, whole.index(b"\n", whole.index(b"\nx,n") + 1) + 1, 40):
-        path.write_bytes(whole[:end])
-        experiments.run("tiny")
-        assert _squares() == [0, 1, 4, 9, 16] and len(_heads(path)) == 1
+def _run():
+    return experiments.run("tiny", backend="here")
+
+
+# A complete store.
+
+
+def test_one_flipped_byte_is_refused(tiny, path, tmp_path):
+    random.seed(0)
+    manifest.write("speed.json", b'{"ms": [1, 2]}', tmp_path)
+    for file, read in (
+        (path, _load),
+        (tmp_path / "speed.json", lambda: manifest.read_json("speed.json", tmp_path)),
+        (tmp_path / "manifest.json", _load),
+    ):
+        whole = file.read_bytes()
+        for _ in range(70):
+            damaged = bytearray(whole)
+            damaged[random.randrange(len(whole))] ^= random.randrange(1, 256)
+            file.write_bytes(damaged)
+            _refused(file, read)
+        for length in range(0, len(whole), 10):
+            file.write_bytes(whole[:length])
+            _refused(file, read)
+        file.write_bytes(whole)
+        read()
+
+
+def _lines(change):
+    return lambda text: "".join(change(text.splitlines(keepends=True)))
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("file", "edit"),
+    {
+        "two names in the header exchanged": ("tiny.csv", lambda s: s.replace("half,third", "third,half")),
+        "two columns of one name": ("tiny.csv", lambda s: s.replace("half,third", "half,half")),
+        "a value edited": ("tiny.csv", lambda s: s.replace(",16,", ",17,")),
+        "a row deleted": ("tiny.csv", _lines(lambda rows: rows[:-1])),
+        "a row doubled": ("tiny.csv", _lines(lambda rows: [*rows, rows[-1]])),
+        "two rows exchanged": ("tiny.csv", _lines(lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])),
+        "rows in reverse": ("tiny.csv", _lines(lambda rows: [rows[0], *rows[:0:-1]])),
+        "CRLF": ("tiny.csv", lambda s: s.replace("\n", "\r\n")),
+        "a blank line": ("tiny.csv", lambda s: s + "\n"),
+        "another commit": ("manifest.json", lambda s: s.replace('"commit": "', '"commit": "0')),
+        "another version of torch": ("manifest.json", lambda s: s.replace('"torch": "2', '"torch": "3')),
+        "another kind of column": ("manifest.json", lambda s: s.replace('"number"', '"word"', 1)),
+        "another name of the file": ("manifest.json", lambda s: s.replace('"tiny.csv"', '"size.csv"')),
+        "no entry": ("manifest.json", lambda s: '{"files": {}}'),
+        "a list": ("manifest.json", lambda s: "[]"),
+        "other blanks": ("manifest.json", lambda s: s.replace(": ", ":", 1)),
+    }.values(),
+)
+def test_edits_are_refused(tiny, path, tmp_path, file, edit, capsys):
+    file = tmp_path / file
+    edited = edit(file.read_bytes().decode()).encode()
+    assert edited != file.read_bytes()
+    file.write_bytes(edited)
+    _refused(file, _load, _run)
+    assert file.read_bytes() == edited
+    assert experiments.status().set_index("experiment").loc["tiny", "stored"] == "refused"
+
+
+def test_a_file_of_another_experiment_is_refused(tiny, path, tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "huge", replace(EXPERIMENTS["tiny"], name="huge"))
+    experiments.run("huge", backend="here")
+    path.write_bytes((tmp_path / "huge.csv").read_bytes())
+    _load()  # the same rows, bit for bit
+    entry = manifest.entries(tmp_path)["huge.csv"]
+    manifest.write("tiny.csv", path.read_bytes(), tmp_path, columns=entry["columns"], provenance=entry["provenance"])
+    with pytest.raises(ValueError, match="tiny.csv: expected paper rows of 'tiny', got paper rows of 'huge'"):
+        _load()
+
+
+@pytest.mark.parametrize("about", [{}, {"columns": {"y": "word"}, "provenance": [{}]}, {"columns": 0, "provenance": 0}])
+def test_an_entry_that_does_not_fit_its_file_is_refused(tiny, path, tmp_path, about):
+    manifest.write("tiny.csv", path.read_bytes(), tmp_path, **about)
+    _refused(path, _load, _run)
+
+
+def test_a_file_that_is_not_in_the_manifest_is_refused(tiny, path, tmp_path):
+    (tmp_path / "manifest.json").unlink()
+    _refused(path, _load, _run)
+    path.unlink()
+    with pytest.raises(ValueError, match="nothing.json: expected a file"):
+        manifest.read("nothing.json", tmp_path)
+
+
+def test_status_survives_a_damaged_file_and_says_which(tiny, path, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(EXPERIMENTS, "huge", replace(EXPERIMENTS["tiny"], name="huge", about="as large"))
+    monkeypatch.setattr(store, "EXPERIMENTS", {name: EXPERIMENTS[name] for name in ("huge", "tiny")})
+    experiments.run("huge", backend="here")
+    assert main(["status"]) == 0 and "as large" in capsys.readouterr().out
+    path.write_text(path.read_text().replace(",16,", ",17,"))
+    assert main(["status"]) == 1
+    one, other = capsys.readouterr().out.splitlines()[1:]
+    assert "as large" in one and "refused" in other and f"{path}: expected the file that was written" in other
+
+
+def test_words_stay_words_and_numbers_numbers(tiny, tmp_path):
+    words = ["None", "NA", "null", "nan", "", "1", "True", 'a, "b"', "two\nlines", "[1]"]
+    values = [0.1, 1e-300, 3, -0.0, 1.7976931348623157e308, 2.5, 1 / 3, float("inf"), 5.0, 1e22]
+    tiny(
+        grid=[{"x": x, "word": word} for x, word in enumerate(words)],
+        smoke=[{"x": 0, "word": ""}],
+        row=lambda key: {"again": key["word"], "value": values[key["x"]], "even": key["x"] % 2 == 0, "list": [words]},
+    )
+    _run()
+    rows = _load()
+    assert rows["word"].tolist() == rows["again"].tolist() == words and rows["list"].tolist() == [[words]] * 10
+    assert rows["value"].dtype == float and [repr(v) for v in rows["value"]] == [repr(float(v)) for v in values]
+    assert rows["even"].dtype == bool and rows["x"].dtype == int
+    whole = (tmp_path / "tiny.csv").read_bytes()
+    _run()
+    assert (tmp_path / "tiny.csv").read_bytes() == whole, "a complete store does not change"
+
+
+# A run under way.
+
+
+def test_killed_runs_lose_and_double_nothing(tmp_path):
+    """Killed at random points, with one worker and with two."""
+
+    def start(jobs):
+        command = [sys.executable, "-c", TINY, str(tmp_path), str(jobs)]
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def stored():
+        if not (tmp_path / "tiny.sqlite").exists():
+            return {}
+        with sqlite3.connect(tmp_path / "tiny.sqlite") as db:
+            tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+            return dict(db.execute("SELECT key, cells FROM stored")) if tables else {}
+
+    random.seed(0)
+    before, calls = {}, tmp_path / "calls"
+    for kill in range(4):
+        run, called = start(1 + kill % 2), calls.stat().st_size if calls.exists() else 0
+        while run.poll() is None and (not calls.exists() or calls.stat().st_size == called):
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.3))
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        now = stored()
+        assert before.items() <= now.items(), "a row that was stored is lost or changed"
+        before = now
+    assert start(2).wait() == 0
+    lines = (tmp_path / "tiny.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in lines] == [str(x) for x in range(12)]
+    assert [line.split(",")[2] for line in lines] == [str(x**2) for x in range(12)]
+    computed = Counter(calls.read_text().split())
+    assert all(json.loads(cells)["seconds"] >= 0.1 for cells in before.values())
+    assert sum(computed.values()) <= 12 + 4 * 2, "only rows that were being computed are computed again"
+
+
+@pytest.mark.parametrize("last", ["csv", "manifest"])
+def test_a_kill_while_the_rows_are_written_is_made_good(tiny, path, tmp_path, monkeypatch, last):
+    """The grid has grown; the kill comes after the CSV is replaced, or after the manifest is."""
+    tiny(grid=_grid(*range(7)))
+    replace, unlink = os.replace, store.Path.unlink
+
+    def killed(*arguments, **options):
+        if last == "manifest" or arguments[1].name == "manifest.json":
+            raise KeyboardInterrupt
+        return replace(*arguments)
+
+    if last == "csv":
+        monkeypatch.setattr(manifest.os, "replace", killed)
+    else:
+        monkeypatch.setattr(store.Path, "unlink", lambda p, **o: killed() if p.suffix == ".sqlite" else unlink(p, **o))
+    with pytest.raises(KeyboardInterrupt):
+        _run()
+    monkeypatch.undo()
+    monkeypatch.setattr(store, "RESULTS", tmp_path)
+    monkeypatch.setitem(store.BACKENDS, "here", lambda row, todo, jobs: [])
+    tiny(grid=_grid(*range(7)))
+    if last == "csv":
+        with pytest.raises(ValueError, match="tiny.csv: .*a run was stopped while writing it"):
+            _load()
+    assert experiments.status().set_index("experiment").loc["tiny", "stored"] == 7
+    _run()
+    assert _squares() == [x**2 for x in range(7)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest.json", "tiny.csv"]
+
+
+def test_a_damaged_database_is_refused_or_unharmed(tiny, under_way):
+    random.seed(0)
+    whole = under_way.read_bytes()
+    used, refused = [i for i, byte in enumerate(whole) if byte], 0
+    tiny(row=lambda key: {"square": -1, "half": -1.0, "third": -1.0, "curve": []})
+    for _ in range(40):
+        damaged = bytearray(whole)
+        damaged[random.choice(used)] ^= random.randrange(1, 256)
+        under_way.write_bytes(damaged)
+        try:
+            _run()
+        except ValueError as error:
+            refused += 1
+            assert "tiny.sqlite: expected stored rows, got a file that is damaged" in str(error)
+        else:
+            rows = _load()
+            assert rows["square"].tolist() == [0, 1, 4, -1, -1], "bytes that SQLite does not use"
+            assert rows["half"].tolist() == [0, 0.5, 1, -1, -1]
+            for left in ("tiny.csv", "manifest.json"):
+                (under_way.parent / left).unlink()
+    assert refused > 10
+    for damaged in (whole[: len(whole) // 2], b"words" * 1000):
+        under_way.write_bytes(damaged)
+        _refused(under_way, _run)
+        assert experiments.status().set_index("experiment").loc["tiny", "stored"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "edit",
     [
-        (lambda s: s.replace(",16,", ",17,"), "row 5 does not match its checksum"),
-        (lambda s: s.replace(",4,cpu", ",5,cpu")[:-3], "the file is truncated|row 3 does not match"),
-        (lambda s: "\n".join(line[:-14] if line.startswith("2,") else line for line in s.split("\n")), "row 3"),
-        (lambda s: s.replace("\n2,", "\n\n2,"), "row 3 does not match"),
-        (lambda s: s + s.splitlines()[-1] + "\n", r"row 6 is there twice, \('4', '10'\)"),
-        (lambda s: s.replace('"configuration": "', '"configuration": "0'), "made for configuration 0.*another order"),
-        (lambda s: s.replace('"experiment": "tiny"', '"experiment": "huge"'), "got paper rows of 'huge'"),
-        (lambda s: s.replace("{", "", 1), "expected provenance with an experiment"),
-        (lambda s: s.split("\n", 1)[1], "expected a line with the provenance first"),
-        (lambda s: s.replace(",device,seconds", ",seconds,device"), "expected columns that end with device, seconds"),
+        "UPDATE stored SET cells = replace(cells, '\"square\": 4', '\"square\": 5')",
+        "UPDATE provenance SET record = replace(record, 'tiny', 'huge')",
+        "UPDATE stored SET key = replace(key, '2', '3')",
+        "UPDATE stored SET provenance = 7",
+        "DELETE FROM provenance",
+        "DROP TABLE stored",
     ],
 )
-def test_damaged_stores_are_refused(tiny, path, damage, message):
-    damaged = damage(path.read_text())
-    path.write_text(damaged)
-    for use in (experiments.load, experiments.run):
-        with pytest.raises(ValueError, match=message):
-            use("tiny")
-        assert path.read_text() == damaged
+def test_an_edited_database_is_refused(tiny, under_way, edit):
+    with sqlite3.connect(under_way) as db:
+        db.execute(edit)
+    _refused(under_way, _run)
 
 
 def test_two_runs_at_once_are_refused(tiny, tmp_path):
@@ -150,58 +331,115 @@ def test_two_runs_at_once_are_refused(tiny, tmp_path):
 
     def row(key):
         with pytest.raises(ValueError, match=f"{tmp_path}/tiny.csv: another run is writing this store"):
-            experiments.run("tiny")
+            _run()
+        assert experiments.status().set_index("experiment").loc["tiny", "stored"] == key["x"]
         refused.append(key)
         return _row(key)
 
     tiny(row=row)
-    experiments.run("tiny")
+    _run()
     assert len(refused) == 5 and _squares() == [0, 1, 4, 9, 16]
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tiny, under_way, tmp_path, monkeypatch):
+    class Full(sqlite3.Connection):
+        def execute(self, *arguments):
+            if arguments[0].startswith("INSERT INTO stored"):
+                super().execute(f"PRAGMA max_page_count = {self.page_count()}")
+            return super().execute(*arguments)
+
+        def page_count(self):
+            return super().execute("PRAGMA page_count").fetchone()[0]
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(store.sqlite3, "connect", lambda *a, **o: connect(*a, factory=Full, **o))
+    tiny(grid=_grid(*range(200)))
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        _run()
+    monkeypatch.setattr(store.sqlite3, "connect", connect)
+    _run()
+    assert _squares() == [x**2 for x in range(200)]
+
+
+# Grids and code that change.
 
 
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        (_grid(0, 1), r"stored rows not in the grid: 3, the first \{'x': '2', 'n': '10'\}; x stored \['2', '3', '4'\]"),
         (
-            [{**k, "n": 20} for k in _grid(0, 1, 2, 3, 4)],
-            r"not in the grid: 5.*; n stored \['10'\], in the grid \['20'\]",
+            _grid(0, 1),
+            r"not in it: 3, the first \{'n': '10', 'x': '2'\}.*: \[\('x', '2'\), \('x', '3'\), \('x', '4'\)\]",
         ),
-        ([{**k, "sigma_0": 1} for k in _grid(0, 1, 2, 3, 4)], r"grid columns added: \['sigma_0'\], removed: \[\]"),
-        ([{"x": x} for x in range(9)], r"grid columns added: \[\], removed: \['n'\]"),
-        (_grid(4, 3, 2, 1, 0), "the same rows in another order"),
+        ([{**k, "n": 20} for k in _grid(0, 1, 2, 3, 4)], r"not in it: 5.*: \[\('n', '10'\)\]"),
+        (
+            [{**k, "sigma_0": 1} for k in _grid(0, 1, 2, 3, 4)],
+            r"\['x', 'n', 'sigma_0'\]; stored rows that are not in it: 5",
+        ),
+        ([{"x": x} for x in range(9)], r"\['x'\]; .* not in it: 5.*: \[\('n', '10'\)\]"),
     ],
 )
 def test_a_changed_grid_is_refused_by_its_difference(tiny, path, grid, message):
     stored = path.read_bytes()
     tiny(grid=grid, smoke=grid[:1])
-    for use in (experiments.load, experiments.run):
-        with pytest.raises(ValueError, match=f"tiny.csv: made for .*{message}"):
-            use("tiny")
-    with pytest.raises(ValueError, match=message):
-        experiments.status()
+    for use in (_load, _run):
+        with pytest.raises(ValueError, match=f"tiny.csv: made for another grid.*{message}"):
+            use()
+    assert experiments.status().set_index("experiment").loc["tiny", "stored"] == "refused"
     assert path.read_bytes() == stored
 
 
-def test_a_grown_grid_is_computed_to_its_end(tiny, path):
+def test_a_grid_in_another_order_is_put_in_order_by_a_run(tiny, path):
+    tiny(grid=_grid(4, 3, 2, 1, 0), row=None)
+    with pytest.raises(ValueError, match="tiny.csv: made for another grid, the same rows in another order"):
+        _load()
+    _run()
+    assert _squares() == [16, 9, 4, 1, 0]
+
+
+def test_a_grown_grid_is_computed_to_its_end(tiny, path, tmp_path):
     computed = []
     tiny(grid=_grid(-1, 0, 1, 2, 3, 4, 5), row=lambda key: computed.append(key["x"]) or _row(key))
     with pytest.raises(ValueError, match=r"tiny.csv: 2 of 7 rows missing, the first \{'x': -1"):
-        experiments.load("tiny")
-    experiments.run("tiny")
+        _load()
+    _run()
     assert computed == [-1, 5] and _squares() == [1, 0, 1, 4, 9, 16, 25]
-    first, second = _heads(path)
+    first, second = manifest.entries(tmp_path)["tiny.csv"]["provenance"]
     assert first["configuration"] != second["configuration"] == EXPERIMENTS["tiny"].configuration()
 
 
-def test_every_code_version_is_recorded_above_its_rows(tiny, monkeypatch, tmp_path):
+def test_every_row_tells_which_code_computed_it(tiny, monkeypatch, tmp_path):
     for commit, grid in (("aaa", _grid(2, 3)), ("bbb", _grid(2, 3, 1)), ("ccc", _grid(0, 1, 2, 3, 4))):
-        monkeypatch.setattr(store, "_commit", lambda commit=commit: commit)
+        monkeypatch.setattr(_provenance, "commit", lambda commit=commit: commit)
         tiny(grid=grid)
-        experiments.run("tiny")
-    lines = (tmp_path / "tiny.csv").read_text().splitlines()
-    short = [json.loads(x[2:])["commit"] if x.startswith("# ") else x.split(",")[0] for x in lines]
-    assert short == ["aaa", "x", "2", "3", "bbb", "1", "ccc", "0", "4"] and _squares() == [0, 1, 4, 9, 16]
+        _run()
+    monkeypatch.setattr(_provenance, "commit", lambda: "ddd")
+    _run()
+    records = manifest.entries(tmp_path)["tiny.csv"]["provenance"]
+    blocks = [int(line.split(",")[-1]) for line in (tmp_path / "tiny.csv").read_text().splitlines()[1:]]
+    assert [records[block]["commit"] for block in blocks] == ["ccc", "bbb", "aaa", "aaa", "ccc"]
+    assert len(records) == 3 and "provenance" not in _load()
+
+
+def test_stored_rows_do_not_make_the_commit_dirty(tmp_path, monkeypatch):
+    def git(*command):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *command], cwd=tmp_path, check=True)
+
+    (tmp_path / "results").mkdir()
+    for name in ("code.py", "results/tiny.csv"):
+        (tmp_path / name).write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "c")
+    monkeypatch.setattr(_provenance, "PACKAGE", tmp_path)
+    clean = _provenance.commit()
+    (tmp_path / "results" / "tiny.csv").write_text("2")
+    assert _provenance.commit() == clean != "unknown"
+    (tmp_path / "code.py").write_text("2")
+    assert _provenance.commit() == f"{clean}-dirty"
+
+
+# Rows that fail.
 
 
 def test_failed_rows_are_reported_when_the_others_are_stored(tiny, monkeypatch, caplog, capsys):
@@ -210,43 +448,54 @@ def test_failed_rows_are_reported_when_the_others_are_stored(tiny, monkeypatch, 
 
     tiny(row=row)
     with pytest.raises(RuntimeError, match=r"tiny.csv: 1 rows failed.*\n.*\{'x': 2, 'n': 10\}: ZeroDivisionError"):
-        experiments.run("tiny")
+        _run()
     assert "in row\n" in caplog.text and "Traceback" in caplog.text
-    with pytest.raises(ValueError, match=r"1 of 5 rows missing, the first \{'x': 2"):
-        experiments.load("tiny")
-    assert main(["run", "tiny", "--jobs", "1"]) == 1 and "ZeroDivisionError" in capsys.readouterr().err
+    assert experiments.status().set_index("experiment").loc["tiny", "stored"] == 4
+    assert main(["run", "tiny", "--backend", "here"]) == 1 and "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_bad_results_named_like_keys_are_refused(tiny, caplog):
-    tiny(row=lambda key: {"x": 3, "square": key["x"] ** 2})
-    with pytest.raises(RuntimeError, match=r"expected no result under the name of a key, got \['x'\]"):
-        experiments.run("tiny")
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"x": 3}, r"no result under the name of a key .*, got \['x'\]"),
+        ({"seconds": 3}, r"no result under the name of a key .*, got \['seconds'\]"),
+        ({"square": None}, r"expected numbers, words .*, got \{'square': None\}"),
+        ({"square": "a\rb"}, r"expected numbers, words without"),
+        ({"square": [{1}]}, "set is not JSON serializable"),
+    ],
+)
+def test_bad_results_are_refused(tiny, tmp_path, values, message):
+    tiny(row=lambda key: values)
+    with pytest.raises(RuntimeError, match=message):
+        _run()
+    assert list(tmp_path.iterdir()) == [], "a run that stored nothing leaves nothing"
 
 
 def test_rows_of_another_shape_are_refused(tiny, path):
     tiny(grid=_grid(0, 1, 2, 3, 4, 5), row=lambda key: {"cube": 1})
     with pytest.raises(ValueError, match=r"expected the columns \['x', 'n', 'square', .*, got \['x', 'n', 'cube'"):
-        experiments.run("tiny")
-    tiny(grid=_grid(0, 1, 2, 3, 4, 5), row=lambda key: {"square": "a\nb"})
-    with pytest.raises(ValueError, match="expected values without line breaks"):
-        experiments.run("tiny")
+        _run()
 
 
-def test_a_backend_that_is_missing_is_named(tiny, monkeypatch, tmp_path):
-    for backend, package in (("dask", "distributed"), ("ray", "ray")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ValueError, match=f"backend: {backend} needs the package {package}; pip install"):
-            experiments.run("tiny", backend=backend)
-    with pytest.raises(ValueError, match="backend: expected one of"):
-        experiments.run("tiny", backend="threads")
-    assert list(tmp_path.iterdir()) == [], "a run that stored nothing leaves nothing"
+# Where rows are computed.
 
 
-def test_a_scheduler_out_of_reach_is_named(tiny, monkeypatch):
-    monkeypatch.setenv("MOE_THEORY_SCHEDULER", "tcp://127.0.0.1:1")
-    monkeypatch.setitem(distributed.config["distributed"]["comm"]["timeouts"], "connect", "0.2s")
-    with pytest.raises(ValueError, match="MOE_THEORY_SCHEDULER: no Dask scheduler can be reached at 'tcp://127.0.0.1"):
-        experiments.run("tiny", backend="dask")
+@pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2), ("ray", 2)])
+def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, jobs):
+    if backend == "ray":
+        pytest.importorskip("ray")
+    monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 0)
+
+    def row(key):
+        if key["x"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"square": key["x"] ** 2}
+
+    tiny(row=row)
+    with pytest.raises(RuntimeError, match=r"1 rows failed.*\n.*\{'x': 1, 'n': 10\}: .*(Terminated|Killed|died)"):
+        experiments.run("tiny", jobs=jobs, backend=backend)
+    tiny(row=_row)
+    assert experiments.status().set_index("experiment").loc["tiny", "stored"] == 4
 
 
 def test_a_dask_cluster_survives_the_death_of_a_worker(tiny, tmp_path):
@@ -265,8 +514,18 @@ def test_a_dask_cluster_survives_the_death_of_a_worker(tiny, tmp_path):
     assert mark.exists() and _squares() == [0, 1, 4, 9, 16]
 
 
-def test_a_row_that_keeps_killing_its_workers_has_failed(tiny, monkeypatch):
-    monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 0)
-    tiny(grid=_grid(7), row=lambda key: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(RuntimeError, match=r"1 rows failed.*\n.*\{'x': 7, 'n': 10\}: .*KilledWorker"):
+def test_a_backend_that_is_missing_is_named(tiny, monkeypatch, tmp_path):
+    for backend, package in (("dask", "distributed"), ("ray", "ray")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ValueError, match=f"backend: {backend} needs the package {package}; pip install"):
+            experiments.run("tiny", backend=backend)
+    with pytest.raises(ValueError, match="backend: expected one of"):
+        experiments.run("tiny", backend="threads")
+    assert list(tmp_path.iterdir()) == [], "a run that stored nothing leaves nothing"
+
+
+def test_a_scheduler_out_of_reach_is_named(tiny, monkeypatch):
+    monkeypatch.setenv("MOE_THEORY_SCHEDULER", "tcp://127.0.0.1:1")
+    monkeypatch.setitem(distributed.config["distributed"]["comm"]["timeouts"], "connect", "0.2s")
+    with pytest.raises(ValueError, match="MOE_THEORY_SCHEDULER: no Dask scheduler can be reached at 'tcp://127.0.0.1"):
         experiments.run("tiny", backend="dask")

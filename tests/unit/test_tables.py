@@ -6,18 +6,18 @@ from moe_theory.measure.dispatch import dispatch_counts
 from moe_theory.measure.tables import counts, curves, experts_in_use, labels
 
 
-def test_tables_go_through_text_counts_and_labels():
-    n_km = counts("3 0 1;0 5 0")
+def test_tables_go_through_counts_and_labels():
+    n_km = counts([[3, 0, 1], [0, 5, 0]])
     assert n_km.tolist() == [[3, 0, 1], [0, 5, 0]]
     cluster, expert = labels(n_km)
     assert torch.equal(dispatch_counts(cluster, expert, 3), torch.as_tensor(n_km))
-    assert np.array_equal(curves(["1 2", "3 4.5"]), [[1, 2], [3, 4.5]])
+    assert np.array_equal(curves([[1, 2], [3, 4.5]]), [[1, 2], [3, 4.5]])
 
 
 def test_bad_tables_are_refused():
-    with pytest.raises(ValueError, match="^texts: expected"):
-        curves(["1 2", "3"])
-    with pytest.raises(ValueError, match="^texts: expected"):
+    with pytest.raises(ValueError, match="^histories: expected"):
+        curves([[1, 2], [3]])
+    with pytest.raises(ValueError, match="^histories: expected"):
         curves([])
     for bad in ([1, 2], [[0.5, 1.0]], [[-1, 2]]):
         with pytest.raises(ValueError, match="^n_km: expected"):
@@ -25,10 +25,10 @@ def test_bad_tables_are_refused():
 
 
 def test_experts_in_use_count_from_a_share_of_one_percent():
-    n_km = counts("990 9 1;0 0 0")
+    n_km = counts([[990, 9, 1], [0, 0, 0]])
     assert experts_in_use(n_km) == 1 and experts_in_use(n_km, share=0.005) == 2 and experts_in_use(n_km, 1e-4) == 3
 
 
 def test_bad_share_is_refused():
     with pytest.raises(ValueError, match="^share: expected"):
-        experts_in_use(counts("1 2;3 4"), share=0.0)
+        experts_in_use(counts([[1, 2], [3, 4]]), share=0.0)

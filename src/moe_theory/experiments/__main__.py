@@ -9,7 +9,7 @@ from moe_theory.experiments.store import BACKENDS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status, 1 if rows failed, 2 for bad input."""
+    """Entry point; returns the exit status, 1 if rows failed or a store is refused by `status`, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m moe_theory.experiments", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="names and descriptions")
@@ -25,7 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
             for e in EXPERIMENTS.values():
                 print(f"{e.name}: {e.about}")
         elif options.command == "status":
-            print(status().to_string(index=False))
+            stores = status()
+            print(stores.to_string(index=False))
+            return int((stores["stored"] == "refused").any())
         else:
             run(options.name, options.jobs, options.backend, options.profile)
     except (ValueError, RuntimeError) as error:

@@ -108,24 +108,20 @@ def _measured(prefix: str, h: dict) -> dict:
     }
 
 
-def _curve(values: list[float], digits: int) -> str:
-    return " ".join(f"{v:.{digits}f}" for v in values)
-
-
 def row(key: dict) -> dict:
     """Loss, test accuracy in percent and dispatch entropy in nats, after PREFIX steps and at the end.
 
-    `steps_at`, `test_curve` and `entropy_curve` hold the history as numbers separated by blanks;
-    `dispatch` the final counts n_km of the test examples, clusters separated by semicolons.
+    `steps_at`, `test_curve` and `entropy_curve` hold the history; `dispatch` the final counts n_km of
+    the test examples, a list for each cluster.
     """
     history = _train(key, key["steps"]).history
     return {
         **_measured("prefix", history[0]),
         **_measured("final", history[-1]),
-        "steps_at": _curve([h["step"] for h in history], 0),
-        "test_curve": _curve([100 * h["test_accuracy"] for h in history], 2),
-        "entropy_curve": _curve([h["dispatch_entropy"] for h in history], 4),
-        "dispatch": ";".join(" ".join(map(str, row)) for row in history[-1]["dispatch"].tolist()),
+        "steps_at": [h["step"] for h in history],
+        "test_curve": [round(100 * h["test_accuracy"], 2) for h in history],
+        "entropy_curve": [round(h["dispatch_entropy"], 4) for h in history],
+        "dispatch": history[-1]["dispatch"].tolist(),
     }
 
 

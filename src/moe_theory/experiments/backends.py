@@ -1,40 +1,64 @@
-"""Where rows are computed: each backend yields (key, row, None) or (key, None, traceback) as rows finish."""
+"""Where rows are computed: each backend yields (key, row as JSON, None) or (key, None, traceback) as rows finish."""
 
+import json
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
+from itertools import islice
 
-import joblib
 import torch
+from joblib.externals.loky import ProcessPoolExecutor
 
 SCHEDULER = "MOE_THEORY_SCHEDULER"
+OURS = {"device", "seconds", "provenance"}  # columns that no row function may name
 
 
-def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, dict | None, str | None]:
+def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, str | None, str | None]:
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
         values = row(key)
-        if both := sorted(key.keys() & values.keys()):
-            raise ValueError(f"row: expected no result under the name of a key, got {both}")
+        if both := sorted((key.keys() | OURS) & values.keys()):
+            raise ValueError(f"row: expected no result under the name of a key or of {sorted(OURS)}, got {both}")
+        kinds = bool | int | float | str | list
+        if bad := {c: v for c, v in values.items() if not isinstance(v, kinds) or "\r" in str(v)}:
+            raise ValueError(f"row: expected numbers, words without \\r, truth values or lists, got {bad}")
+        seconds = round(time.perf_counter() - start, 1)
+        return key, json.dumps({**key, **values, "device": "cpu", "seconds": seconds}), None
     except Exception:
         return key, None, traceback.format_exc()
-    return key, {**key, **values, "device": "cpu", "seconds": round(time.perf_counter() - start, 1)}, None
 
 
-def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, dict | None, str | None]:
-    """What a cluster computed; a row that it gave up, because its workers died of it, has failed."""
+def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, str | None, str | None]:
+    """What a worker computed; a row whose worker died of it has failed."""
     try:
         return get()
-    except Exception:
-        return key, None, traceback.format_exc()
+    except Exception as error:
+        return key, None, " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
-    tasks = (joblib.delayed(_attempt)(row, key) for key in todo)
-    return joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(tasks)
+    """As many pools of one process as rows at a time, so that a process that dies tells which row it died of."""
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    pool = partial(ProcessPoolExecutor, 1, timeout=60, env=one_thread)  # ends a minute after a run that was killed
+    waiting, running, idle = iter(todo), {}, [pool() for _ in todo[:jobs]]
+    try:
+        while True:
+            for key in islice(waiting, len(idle)):
+                one = idle.pop()
+                running[one.submit(_attempt, row, key)] = one, key
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                one, key = running.pop(future)
+                idle.append(pool() if future.exception() else one)
+                yield _fetch(future.result, key)
+    finally:
+        for one in [*idle, *(one for one, _ in running.values())]:
+            one.shutdown(kill_workers=True)
 
 
 # Dask and Ray are asked directly: joblib's backend for Dask waits without end for a row whose workers
@@ -43,7 +67,7 @@ def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
 
 def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
     try:
-        from distributed import Client, as_completed
+        from distributed import Client, KilledWorker, as_completed
     except ImportError:
         raise ValueError("backend: dask needs the package distributed; pip install 'distributed>=2024.1'") from None
     local = dict(n_workers=jobs, threads_per_worker=1, memory_limit=0, dashboard_address=None)
@@ -53,9 +77,15 @@ def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
     except OSError as error:
         raise ValueError(f"{SCHEDULER}: no Dask scheduler can be reached at {address!r}: {error}") from None
     with client:
-        futures = {client.submit(_attempt, row, key, pure=False): key for key in todo}
+        submit = partial(client.submit, _attempt, row, pure=False)
+        futures, suspects = {submit(key): key for key in todo}, []
         for future in as_completed(futures):
-            yield _fetch(future.result, futures[future])
+            if isinstance(future.exception(), KilledWorker):
+                suspects.append(futures[future])
+            else:
+                yield _fetch(future.result, futures[future])
+        for key in suspects:  # once more, alone: rows that waited on the workers of another are suspects too
+            yield _fetch(submit(key).result, key)
 
 
 def _ray(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:

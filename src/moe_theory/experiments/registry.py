@@ -11,6 +11,16 @@ from moe_theory.experiments import algorithm1, exponents, overfit, rates, single
 PROFILES = ("paper", "smoke")
 
 
+def text(value) -> str:
+    """A value as a result file has it: lists and numbers as JSON."""
+    return json.dumps(value) if isinstance(value, list | float) else str(value)
+
+
+def identity(key: dict) -> str:
+    """What tells one row of a grid from another, in a result file too, where 1 and "1" are the same."""
+    return json.dumps({column: text(value) for column, value in sorted(key.items())})
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Two grids and a function of one row.
@@ -24,7 +34,8 @@ class Experiment:
         live: recomputes the part of a row that is cheap enough for a chapter.
 
     Raises:
-        ValueError: for a grid that is empty, repeats a row, or whose rows differ in their columns.
+        ValueError: for a grid that is empty, has two rows that are written alike (also if they differ in
+            type, as 1 and "1" do), or whose rows differ in their columns.
     """
 
     name: str
@@ -42,8 +53,12 @@ class Experiment:
             for row in rows:
                 if list(row) != list(self.grid[0]):
                     raise ValueError(f"{self.name}: expected the columns {list(self.grid[0])} in {profile} row {row}")
-                if rows.count(row) > 1:
-                    raise ValueError(f"{self.name}: {profile} row {row} is there {rows.count(row)} times")
+            first = {}
+            for i, row in enumerate(rows):
+                if (j := first.setdefault(identity(row), i)) < i:
+                    raise ValueError(
+                        f"{self.name}: expected {profile} rows that read differently, got {rows[j]} and {row}"
+                    )
 
     def rows(self, profile: str) -> list[dict]:
         """The grid of a profile: `paper` the one whose rows the book shows, `smoke` the small one."""

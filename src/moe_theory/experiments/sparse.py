@@ -187,7 +187,7 @@ def _pretrained(task: str, seed: int) -> dict[str, Tensor]:
 
 
 def row(key: dict) -> dict:
-    """Curves of the training and the estimators at its stages, as numbers separated by blanks.
+    """Curves of the training and the estimators at its stages.
 
     Over the recorded steps `steps_at`: `loss`, `variance`, `detrended` of the batch losses of the 101
     steps that end there (mean, variance, variance about the window's regression line). Over the steps
@@ -223,11 +223,11 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _text(values) -> str:
-    return " ".join(f"{float(v):.5g}" for v in values)
+def _list(values) -> list[float]:
+    return [_short(v) for v in values]
 
 
-def _curves(losses: list[float], gradients: list[list[float]]) -> dict[str, str]:
+def _curves(losses: list[float], gradients: list[list[float]]) -> dict[str, list]:
     """The curves of `row`, read off the batch losses and gradient norms of every step."""
     values, width = torch.tensor(losses, dtype=torch.float64), min(WINDOW, len(losses))
     at = torch.linspace(width - 1, len(losses) - 1, POINTS).round().long().unique()
@@ -239,13 +239,13 @@ def _curves(losses: list[float], gradients: list[list[float]]) -> dict[str, str]
     early = torch.linspace(0, len(losses) - 1, POINTS).round().long().unique()
     router, experts = torch.tensor(gradients)[early].T
     return {
-        "steps_at": _text(at + 1),
-        "loss": _text(windows.mean(1)),
-        "variance": _text(variance),
-        "detrended": _text(variance - (centred @ t).square() / width),
-        "gradient_at": _text(early + 1),
-        "router_gradient": _text(router),
-        "expert_gradient": _text(experts),
+        "steps_at": (at + 1).tolist(),
+        "loss": _list(windows.mean(1)),
+        "variance": _list(variance),
+        "detrended": _list(variance - (centred @ t).square() / width),
+        "gradient_at": (early + 1).tolist(),
+        "router_gradient": _list(router),
+        "expert_gradient": _list(experts),
     }
 
 
@@ -284,7 +284,7 @@ def summary(draws: Draws) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _columns(found: list[dict[str, float]]) -> dict[str, str]:
-    """One text for each measured quantity, over the stages; "-" where there are none."""
+def _columns(found: list[dict[str, float]]) -> dict[str, list[float]]:
+    """One list for each measured quantity, over the stages."""
     names = ["stage", "train_loss", *summary(Draws(*torch.ones(6, 2)))]
-    return {name: _text(values[name] for values in found) or "-" for name in names}
+    return {name: _list(values[name] for values in found) for name in names}

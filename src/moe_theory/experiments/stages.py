@@ -151,8 +151,8 @@ def spread(parameters: dict, train: PatchBatch, k: torch.Tensor) -> float:
 
 
 def beyond_row(key: dict) -> dict:
-    """Curves over training, numbers separated by blanks: Delta_Theta, the largest share of examples one
-    expert gets, the experts in use, test accuracy in percent, entropy."""
+    """Curves over training: Delta_Theta, the largest share of examples one expert gets, the experts in
+    use, test accuracy in percent, entropy."""
     task = PatchTask(seed=key["seed"], **SETTINGS[key["setting"]])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     k, _ = professions(PatchMoE(task.d, key["experts"], FILTERS, seed=key["seed"]).W.data, train.v)
@@ -176,7 +176,7 @@ def beyond_row(key: dict) -> dict:
         "entropy": [round(h["dispatch_entropy"], 4) for h in run.history],
     }
     first = {f"first_{name}": float(values[0]) for name, values in curves.items()}
-    return first | {name: " ".join(map(str, values)) for name, values in curves.items()}
+    return first | curves
 
 
 def beyond_live(key: dict) -> dict:

@@ -1,9 +1,9 @@
-"""Rows on disk, one CSV per experiment, and the runs that fill it.
+"""The rows of an experiment: in SQLite while a run is under way, in one CSV when they are complete.
 
-A store is made of blocks. A block is a provenance line (`# ` and one JSON object) and the rows that
-were computed under it, each with its device, its seconds and a checksum; the column names stand below
-the first provenance line. A run whose code, libraries or grid are not those of the last block opens
-a new one. Rows are appended as they finish, and put in the order of the grid once all are there.
+While `NAME.sqlite` is there it is the store. It holds each row as JSON, one transaction a row, and
+the provenance that the row belongs to. When the last row is there all are written to `NAME.csv`, in the
+order of the grid, with the SHA-256 of that file, the kinds of its columns and the provenances in the
+manifest, and the database goes.
 """
 
 import csv
@@ -11,27 +11,35 @@ import hashlib
 import io
 import json
 import logging
-import os
-import subprocess
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 from tqdm import tqdm
 
-from moe_theory import __version__
 from moe_theory import _validate as check
+from moe_theory import manifest
+from moe_theory._provenance import provenance
 from moe_theory.experiments.backends import BACKENDS
-from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment
+from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment, identity, text
+from moe_theory.manifest import RESULTS
 
-RESULTS = Path(__file__).parents[1] / "results"
 SMOKE = Path("_build/smoke")
-LIBRARIES = ("torch", "numpy", "scipy")
 LOG = logging.getLogger(__name__)
+SCHEMA = (
+    "CREATE TABLE provenance (id INTEGER PRIMARY KEY, record TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE stored (key TEXT PRIMARY KEY, cells TEXT NOT NULL, "
+    "provenance INTEGER NOT NULL REFERENCES provenance, sha256 TEXT NOT NULL)",
+)
+KINDS = {  # of a column: the types of its cells, and how they are read back; the first that fits
+    "truth": ({bool}, lambda cell: cell == "True"),
+    "number": ({int, float}, json.loads),
+    "list": ({list}, json.loads),
+    "word": ({bool, int, float, list, str, type(None)}, str),
+}
 
 
 def run(name: str, jobs: int = 1, backend: str = "loky", profile: str = "paper", folder: Path | None = None) -> None:
@@ -55,42 +63,44 @@ def run(name: str, jobs: int = 1, backend: str = "loky", profile: str = "paper",
     finished = BACKENDS[check.choice("backend", backend, BACKENDS)]
     path = _path(e, profile, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path) as file:
-        store = _resume(file, path, e, profile)
-        provenance = _provenance(e, profile)
-        todo = [key for key in grid if _identity(key, key) not in store.rows]
-        failed = []
-        results = finished(e.row, todo, jobs) if todo else ()
-        with tqdm(total=len(grid), initial=len(store.rows), desc=f"{name} -> {path}", unit="row") as bar:
-            for key, row, error in results:
+    failed = []
+    with _opened(path, e, profile) as (db, done):
+        todo = [key for key in grid if identity(key) not in done]
+        record = json.dumps(_provenance(e, profile))
+        bar = tqdm(total=len(grid), initial=len(done), desc=f"{name} -> {path}", unit="row")
+        with bar, closing(finished(e.row, todo, jobs) if todo else (row for row in ())) as results:
+            for key, cells, error in results:
                 if error:
                     LOG.error("%s: row %s failed\n%s", path, key, error)
                     failed.append(f"{key}: {error.strip().splitlines()[-1]}")
                 else:
-                    _append(file, store, provenance, list(key), row)
+                    _insert(db, path, identity(key), cells, record)
                     bar.update()
         if failed:
             raise RuntimeError("\n  ".join([f"{path}: {len(failed)} rows failed, the others are stored", *failed]))
-        _put_in_order(path, store, grid)
+        _complete(path, _under_way(db, path, e, profile), grid)
+        _running(path).unlink()
 
 
 def load(name: str, folder: Path | None = None) -> pd.DataFrame:
     """The stored paper rows of an experiment, in the order of its grid.
 
     Raises:
-        ValueError: for an unknown name, or a store that is missing, incomplete, damaged, or of
-            another experiment, profile or grid.
+        ValueError: for an unknown name, or a store that is missing, incomplete, not bit for bit the one
+            that was written, or of another experiment, profile or grid.
     """
     e = experiment(name)
     path = _path(e, "paper", folder)
-    store = _read(path, e, "paper")
-    if not store.rows:
-        raise ValueError(f"{path.name}: no stored rows; run `python -m moe_theory.experiments run {name}`")
-    missing = [key for key in e.grid if _identity(key, key) not in store.rows]
+    if not path.exists():
+        what = "not all rows are stored yet" if _running(path).exists() else "no stored rows"
+        raise ValueError(f"{path.name}: {what}; run `python -m moe_theory.experiments run {name}`")
+    rows = _written(path, e, "paper").rows
+    missing = [key for key in e.grid if identity(key) not in rows]
     if missing:
         raise ValueError(f"{path.name}: {len(missing)} of {len(e.grid)} rows missing, the first {missing[0]}")
-    lines = [_line(store.columns), *(_line(store.rows[_identity(key, key)].values) for key in e.grid)]
-    return pd.read_csv(io.StringIO("".join(lines)), usecols=store.columns[:-1])
+    if list(rows) != [identity(key) for key in e.grid]:
+        raise ValueError(f"{path.name}: made for another grid, the same rows in another order; `run` sorts them")
+    return pd.DataFrame([row.cells for row in rows.values()])
 
 
 def recompute(name: str, **which) -> pd.DataFrame:
@@ -110,57 +120,49 @@ def recompute(name: str, **which) -> pd.DataFrame:
     picked = [key for key in e.grid if all(key.get(k) == v for k, v in which.items())]
     if len(picked) != 1:
         raise ValueError(f"which: expected to pick one row of {name!r}, but {which} picks {len(picked)}")
-    rows, key = load(name), pd.Series(picked[0])
-    read = rows[list(key.index)]  # a column that mixes numbers and words is read as words
-    (stored,) = rows[((read == key) | (read.astype(str) == key.astype(str))).all(axis=1)].to_dict("records")
-    again = e.live(picked[0])
+    rows, key = load(name).to_dict("records"), picked[0]
+    # a column that mixes numbers and words is read as words
+    (stored,) = (row for row in rows if all(row[c] == v or str(row[c]) == str(v) for c, v in key.items()))
+    again = e.live(key)
     return pd.DataFrame([{k: stored[k] for k in again}, again], index=["stored", "recomputed"])
 
 
 def status(folder: Path | None = None) -> pd.DataFrame:
     """For every experiment: paper rows stored, rows in the grid, seconds the stored rows took.
 
-    Raises:
-        ValueError: for a store that is damaged, or of another experiment, profile or grid.
+    A store that is damaged, or of another experiment, profile or grid, has `refused` for the number of
+    its rows and the reason, which names the file, in place of what the experiment is about.
     """
     lines = []
     for e in EXPERIMENTS.values():
-        store = _read(_path(e, "paper", folder), e, "paper")
-        seconds = sum(float(row.values[store.columns.index("seconds")]) for row in store.rows.values())
-        lines.append(dict(experiment=e.name, stored=len(store.rows), rows=len(e.grid), seconds=seconds, about=e.about))
+        path = _path(e, "paper", folder)
+        line = dict(experiment=e.name, stored="refused", rows=len(e.grid), seconds=0.0)
+        try:
+            with closing(sqlite3.connect(_running(path) if _running(path).exists() else ":memory:")) as db:
+                rows = _under_way(db, path, e, "paper").rows.values()
+            line |= dict(stored=len(rows), seconds=sum(row.cells["seconds"] for row in rows), about=e.about)
+        except ValueError as error:
+            line |= dict(about=str(error))
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
-# What lies on disk.
-
-
 class _Row(NamedTuple):
-    block: int
-    values: list[str]
+    cells: dict
+    provenance: int  # which of the records below
 
 
-@dataclass
-class _Store:
-    provenance: list[dict] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
-    rows: dict[tuple[str, ...], _Row] = field(default_factory=dict)
+class _Stored(NamedTuple):
+    records: list[dict]
+    rows: dict[str, _Row]  # by the identity of their keys
 
 
 def _path(e: Experiment, profile: str, folder: Path | None) -> Path:
     return Path(folder or (RESULTS if profile == "paper" else SMOKE)) / f"{e.name}.csv"
 
 
-def _identity(row: dict, columns: list[str] | dict) -> tuple[str, ...]:
-    return tuple(str(row[c]) for c in columns)
-
-
-def _commit() -> str:
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=RESULTS, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+def _running(path: Path) -> Path:
+    return path.with_suffix(".sqlite")
 
 
 def _provenance(e: Experiment, profile: str) -> dict:
@@ -169,166 +171,117 @@ def _provenance(e: Experiment, profile: str) -> dict:
         "profile": profile,
         "configuration": e.configuration(profile),
         "key": list(e.grid[0]),
-        "moe_theory": __version__,
-        "commit": _commit(),
-        **{name: version(name) for name in LIBRARIES},
+        **provenance(),
     }
 
 
-def _checksum(values: list[str]) -> str:
-    return hashlib.sha256("\x1f".join(values).encode()).hexdigest()[:12]
+@contextmanager
+def _opened(path: Path, e: Experiment, profile: str) -> Iterator[tuple[sqlite3.Connection, dict[str, _Row]]]:
+    """The database, with the rows that are stored so far; no other run gets it meanwhile."""
+    file, held, before = _running(path), path.with_suffix(".lock"), None
+    with closing(sqlite3.connect(held, timeout=0)) as lock, closing(sqlite3.connect(file)) as db:
+        try:
+            lock.execute("BEGIN EXCLUSIVE")  # until this process lets go or dies
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{path}: another run is writing this store ({error})") from None
+        try:
+            records, rows = _under_way(db, path, e, profile)
+            if not db.execute("SELECT * FROM sqlite_schema").fetchall():
+                db.executescript(";".join(("BEGIN", *SCHEMA)))
+                for key, row in rows.items():
+                    _add(db, key, json.dumps(row.cells), json.dumps(records[row.provenance]))
+                db.commit()
+                before = db.total_changes
+            db.executescript("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")
+            yield db, rows
+        finally:
+            if file.exists() and (before == db.total_changes or not file.stat().st_size):
+                file.unlink()  # it holds nothing that the CSV does not
+            held.unlink(missing_ok=True)
 
 
-def _line(values: list[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
+def _insert(db: sqlite3.Connection, path: Path, key: str, cells: str, record: str) -> None:
+    columns, one = list(json.loads(cells)), db.execute("SELECT cells FROM stored LIMIT 1").fetchone()
+    if one and list(json.loads(one[0])) != columns:
+        raise ValueError(f"{path}: expected the columns {list(json.loads(one[0]))}, got {columns}")
+    with db:  # one transaction
+        _add(db, key, cells, record)
 
 
-def _head(provenance: dict) -> str:
-    return f"# {json.dumps(provenance)}\n"
+def _add(db: sqlite3.Connection, key: str, cells: str, record: str) -> None:
+    db.execute("INSERT OR IGNORE INTO provenance SELECT count(*), ? FROM provenance", (record,))
+    sealed = key, cells, _seal(key, cells, record), record
+    db.execute("INSERT INTO stored SELECT ?, ?, id, ? FROM provenance WHERE record = ?", sealed)
+
+
+def _seal(*texts: str) -> str:
+    """SQLite itself finds a damaged page, not a damaged value."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
-    """The store, open for appending; no other run gets it before this process has let go or died."""
-    import fcntl  # not on Windows, where rows can be read but not computed
-
-    with open(path, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-        except (BlockingIOError, FileNotFoundError):
-            ours = False
-        if not ours:
-            raise ValueError(f"{path}: another run is writing this store; wait until it has ended, or stop it")
-        try:
-            yield file
-        finally:
-            if not os.fstat(file.fileno()).st_size:
-                path.unlink(missing_ok=True)
-
-
-def _resume(file: BinaryIO, path: Path, e: Experiment, profile: str) -> _Store:
-    """What is stored, less a last row that a kill left unfinished."""
-    file.seek(0)
-    content = file.read()
-    end = content.rfind(b"\n") + 1
-    store = _parse(content[:end], path.name, e, profile)
-    if end < len(content):
-        LOG.warning("%s: the last row is unfinished; it is dropped and computed again", path)
-        file.truncate(end)
-    return store
-
-
-def _append(file: BinaryIO, store: _Store, provenance: dict, key: list[str], row: dict) -> None:
-    """Store one row, with the lines that must stand above it, in one write and a sync."""
-    columns = [*row, "checksum"]
-    values = [str(v) for v in row.values()]
-    if columns != (store.columns or columns):
-        raise ValueError(f"{file.name}: expected the columns {store.columns}, got {columns}")
-    if any(mark in v for v in values for mark in "\n\r"):
-        raise ValueError(f"{file.name}: expected values without line breaks, got {row}")
-    above = ""
-    if store.provenance[-1:] != [provenance]:
-        store.provenance.append(provenance)
-        above = _head(provenance)
-    if not store.columns:
-        store.columns = columns
-        above += _line(columns)
-    stored = _Row(len(store.provenance) - 1, [*values, _checksum(values)])
-    store.rows[_identity(row, key)] = stored
-    file.write((above + _line(stored.values)).encode())
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _put_in_order(path: Path, store: _Store, grid: list[dict]) -> None:
-    """Rewrite a complete store with the rows of each block in the order of the grid, if they are not."""
-    rows = [store.rows[_identity(key, key)] for key in grid]
-    text = ""
-    for block, provenance in enumerate(store.provenance):
-        text += _head(provenance) + (_line(store.columns) if block == 0 else "")
-        text += "".join(_line(row.values) for row in rows if row.block == block)
-    if text.encode() != path.read_bytes():
-        new = path.with_suffix(".csv.new")
-        with open(new, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-
-
-def _read(path: Path, e: Experiment, profile: str) -> _Store:
-    content = path.read_bytes() if path.exists() else b""
-    if content and not content.endswith(b"\n"):
-        raise ValueError(f"{path.name}: expected a line break after the last row; the file is truncated")
-    return _parse(content, path.name, e, profile)
-
-
-def _parse(content: bytes, file: str, e: Experiment, profile: str) -> _Store:
-    """The rows of a store; ValueError for one that is damaged or of another experiment, profile or grid."""
-    store = _Store()
-    for line in content.decode(errors="replace").split("\n")[:-1]:
-        if line.startswith("# "):
-            store.provenance.append(_parse_head(line, file, e, profile))
-        elif not store.provenance:
-            raise ValueError(f"{file}: expected a line with the provenance first, got {line!r}")
-        elif not store.columns:
-            store.columns = _parse_columns(line, file, e, store.provenance[0])
-        else:
-            values = _parse_row(line, len(store.rows) + 1, file, store.columns)
-            identity = _identity(dict(zip(store.columns, values, strict=True)), e.grid[0])
-            if identity in store.rows:
-                raise ValueError(f"{file}: row {len(store.rows) + 1} is there twice, {identity}")
-            store.rows[identity] = _Row(len(store.provenance) - 1, values)
-    _check_grid(store, file, e, profile)
-    return store
-
-
-def _parse_head(line: str, file: str, e: Experiment, profile: str) -> dict:
+def _refusing(file: Path) -> Iterator[None]:
     try:
-        head = json.loads(line.removeprefix("# "))
-        made_for = (head["experiment"], head.get("profile", "paper"), head["configuration"])[:2]
-    except (json.JSONDecodeError, TypeError, KeyError, AttributeError):
-        raise ValueError(f"{file}: expected provenance with an experiment and a configuration, got {line!r}") from None
-    if made_for != (e.name, profile):
-        raise ValueError(f"{file}: expected {profile} rows of {e.name!r}, got {made_for[1]} rows of {made_for[0]!r}")
-    return head
+        yield
+    except (sqlite3.DatabaseError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file}: expected stored rows, got a file that is damaged or edited: {error!r}") from None
 
 
-def _parse_columns(line: str, file: str, e: Experiment, provenance: dict) -> list[str]:
-    columns = next(csv.reader([line]))
-    if columns[-3:] != ["device", "seconds", "checksum"]:
-        raise ValueError(f"{file}: expected columns that end with device, seconds, checksum, got {columns}")
-    added = [c for c in e.grid[0] if c not in provenance.get("key", columns)]
-    removed = [c for c in provenance.get("key", ()) if c not in e.grid[0]]
-    if added or removed:
-        raise ValueError(f"{file}: made for another grid; grid columns added: {added}, removed: {removed}")
-    return columns
+def _under_way(db: sqlite3.Connection, path: Path, e: Experiment, profile: str) -> _Stored:
+    """The rows in the database; those of the CSV, if no run has taken them over yet."""
+    file = _running(path)
+    with _refusing(file):
+        tables = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql NOT NULL")]
+        problems = [problem for (problem,) in db.execute("PRAGMA integrity_check") if problem != "ok"]
+        if problems or tables not in ([], [*SCHEMA]):
+            raise LookupError(problems, tables)
+        if tables:
+            records = [record for (record,) in db.execute("SELECT record FROM provenance ORDER BY id")]
+            found = db.execute("SELECT * FROM stored ORDER BY rowid").fetchall()
+            if bad := [key for key, cells, block, seal in found if seal != _seal(key, cells, records[block])]:
+                raise LookupError(f"rows that are not those that were stored: {bad}")
+            rows = {key: _Row(json.loads(cells), block) for key, cells, block, _ in found}
+            stored = _Stored([json.loads(record) for record in records], rows)
+    return _of_this_grid(file, stored, e, profile) if tables else _written(path, e, profile)
 
 
-def _parse_row(line: str, number: int, file: str, columns: list[str]) -> list[str]:
-    values = next(csv.reader([line]))
-    if len(values) != len(columns) or _checksum(values[:-1]) != values[-1]:
-        raise ValueError(f"{file}: row {number} does not match its checksum; it was edited or cut")
-    return values
+def _complete(path: Path, stored: _Stored, grid: list[dict]) -> None:
+    rows = [stored.rows[identity(key)] for key in grid]
+    cells = [row.cells | key for row, key in zip(rows, grid, strict=True)]
+    types = {c: {type(row[c]) for row in cells} for c in cells[0]}
+    kinds = {c: next(kind for kind, (own, _) in KINDS.items() if found <= own) for c, found in types.items()}
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow([*kinds, "provenance"])
+    table.writerows([*map(text, row.values()), block] for row, (_, block) in zip(cells, rows, strict=True))
+    manifest.write(path.name, lines.getvalue().encode(), path.parent, columns=kinds, provenance=stored.records)
 
 
-def _check_grid(store: _Store, file: str, e: Experiment, profile: str) -> None:
+def _written(path: Path, e: Experiment, profile: str) -> _Stored:
+    """The rows of the CSV, which are those of the manifest; none if there is no CSV."""
+    if not path.exists():
+        return _Stored([], {})
+    content, about = manifest.read(path.name, path.parent)
+    rows = {}
+    with _refusing(path):
+        records, read = about["provenance"], {c: KINDS[kind][1] for c, kind in about["columns"].items()}
+        for row in csv.DictReader(io.StringIO(content.decode(), newline="")):
+            key = {c: row[c] for c in records[-1]["key"]}
+            rows[identity(key)] = _Row({c: read[c](row[c]) for c in read}, int(row["provenance"]))
+    return _of_this_grid(path, _Stored(records, rows), e, profile)
+
+
+def _of_this_grid(file: Path, stored: _Stored, e: Experiment, profile: str) -> _Stored:
     """Refuse rows that are not in the grid. A grid that grew is not refused: its new rows are missing."""
-    grid = {_identity(key, key) for key in e.rows(profile)}
-    extra = [dict(zip(e.grid[0], row, strict=True)) for row in store.rows if row not in grid]
-    if extra:
-        wanted = dict(zip(e.grid[0], map(set, zip(*grid, strict=True)), strict=True))
-        stored = {c: {r[c] for r in extra} for c in wanted}
-        differ = [f"{c} stored {sorted(stored[c])}, in the grid {sorted(wanted[c])}" for c in wanted]
+    for made_for in {(record["experiment"], record["profile"]) for record in stored.records} - {(e.name, profile)}:
+        raise ValueError(f"{file}: expected {profile} rows of {e.name!r}, got {made_for[1]} rows of {made_for[0]!r}")
+    known = set(map(identity, e.rows(profile)))
+    if extra := [json.loads(row) for row in stored.rows if row not in known]:
+        foreign = {cell for row in extra for cell in row.items()} - {
+            c for row in known for c in json.loads(row).items()
+        }
         raise ValueError(
-            f"{file}: made for another grid; stored rows not in the grid: {len(extra)}, the first {extra[0]}; "
-            + "; ".join(text for c, text in zip(wanted, differ, strict=True) if stored[c] - wanted[c])
+            f"{file}: made for another grid than that of {list(e.grid[0])}; stored rows that are not in it: "
+            f"{len(extra)}, the first {extra[0]}; stored values that it does not have: {sorted(foreign)}"
         )
-    if len(store.rows) == len(grid) and store.provenance[-1]["configuration"] != e.configuration(profile):
-        raise ValueError(
-            f"{file}: made for configuration {store.provenance[-1]['configuration']}, but the grid of {e.name!r} is "
-            f"{e.configuration(profile)}: the same rows in another order, or a provenance that was edited"
-        )
+    return stored

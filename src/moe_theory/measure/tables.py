@@ -1,4 +1,4 @@
-"""Dispatch tables n_km as text, as counts and as labels (Chen et al. 2022, Tables 4 to 6)."""
+"""Dispatch tables n_km as lists, as arrays and as labels (Chen et al. 2022, Tables 4 to 6)."""
 
 from collections.abc import Iterable
 
@@ -10,21 +10,21 @@ from torch import Tensor
 from moe_theory import _validate as check
 
 
-def curves(texts: Iterable[str]) -> np.ndarray:
-    """Stored histories, numbers separated by blanks, as an array with one line for each text.
+def curves(histories: Iterable[list[float]]) -> np.ndarray:
+    """Stored histories as an array with one line for each.
 
     Raises:
-        ValueError: if the texts hold different numbers of entries, or there are none.
+        ValueError: if the histories hold different numbers of entries, or there are none.
     """
-    lines = [np.array(text.split(), float) for text in texts]
+    lines = [np.array(history, float) for history in histories]
     if len({len(line) for line in lines}) != 1:
-        raise ValueError(f"texts: expected histories of one length, got lengths {[len(line) for line in lines]}")
+        raise ValueError(f"histories: expected some of one length, got lengths {[len(line) for line in lines]}")
     return np.stack(lines)
 
 
-def counts(text: str) -> np.ndarray:
-    """A stored dispatch table as an array (K, M): experts separated by blanks, clusters by semicolons."""
-    return np.array([line.split() for line in text.split(";")], int)
+def counts(table: list[list[int]]) -> np.ndarray:
+    """A stored dispatch table, a list of counts for each cluster, as an array (K, M)."""
+    return np.array(table, int)
 
 
 def labels(n_km) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
