@@ -116,7 +116,7 @@ LAYERS = {  # a layer may import from itself and from those it names
     "measure": {"tasks", "models"},
     "training": {"tasks", "models", "measure"},
     "theory": {"tasks", "models", "measure"},
-    "experiments": {"tasks", "models", "measure", "training", "theory"},
+    "experiments": {"tasks", "models", "measure", "training", "theory", "manifest"},
 }
 
 
