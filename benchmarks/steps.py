@@ -58,7 +58,7 @@ def engine_step(p: Problem, noise=None, sigma=CUBIC):
 
     @torch.no_grad()
     def step():
-        r = engine.uniform(len(W), parts, rng) if noise is None else noise
+        r = engine.uniform(data, len(W), rng) if noise is None else noise
         loss, to_theta, to_W = engine.gradients(data, theta, W, r, how, 0.0)
         theta.sub_(ETA_R * to_theta)
         W.sub_(ETA * (to_W / engine.speed(to_W, how)))
