@@ -275,11 +275,15 @@ def gradients(experts: Experts, theta, W, noise: Float[Tensor, "M n"], variant: 
     probability (Fedus et al. 2021) or, in the released variant, the mean noisy logit.
     """
     sent, pi, gate, f = forward(experts, theta, W, noise, variant)
-    y = experts.x.y.take(sent.order)
-    margin = y * gate * f
-    slope = variant.slope(margin) * y / len(y)
+    loss, slope = loss_and_slope(experts.x.y.take(sent.order), gate, f, variant)
     to_h = to_logits(experts, sent, pi, slope * f if pi is None else slope * f * gate, balance)
-    return variant.loss(margin).mean(), (to_h @ experts.x.total).T, experts.gradient(slope * gate)
+    return loss, (to_h @ experts.x.total).T, experts.gradient(slope * gate)
+
+
+def loss_and_slope(y: Float[Tensor, " n"], gate: Float[Tensor, " n"], f: Float[Tensor, " n"], variant: Variant):
+    """The mean loss of the outputs F = gate f, and its derivative in each F."""
+    margin = y * gate * f
+    return variant.loss(margin).mean(), variant.slope(margin) * y / len(y)
 
 
 def to_logits(experts: Experts, sent: Dispatch, pi, pull: Float[Tensor, " n"], balance: float) -> Float[Tensor, "M n"]:
