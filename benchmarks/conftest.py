@@ -9,7 +9,8 @@ import torch
 
 RESULTS = Path(__file__).parents[1] / "src" / "moe_theory" / "results"
 FILES = {  # each is written when a run with timing has filled all its sections
-    "speed.json": {"sizes", "steps", "growth", "ceilings", "work", "needed", "cores"},
+    "speed.json": {"sizes", "steps", "growth", "ceilings", "work", "needed"},
+    "speed_cores.json": {"cores"},
     "speed_least_squares.json": {"least_squares"},
     "speed_stability.json": {"stability", "stability_sizes"},
 }

@@ -1,0 +1,16 @@
+"""What `benchmarks/` measured, as the page on speed reads it."""
+
+import json
+from importlib.resources import files
+
+import numpy as np
+
+
+def stored(name: str) -> dict:
+    """The measurement of that name under `results`: `speed`, `speed_cores`, `speed_least_squares` or `speed_stability`."""
+    return json.loads(files("moe_theory").joinpath("results", f"{name}.json").read_text(encoding="utf-8"))
+
+
+def exponent(sizes, times) -> float:
+    """Slope of a line through the logarithms: 1 is proportional growth, 0 none."""
+    return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
