@@ -7,7 +7,7 @@ import numpy as np
 
 
 def stored(name: str) -> dict:
-    """The measurement of that name under `results`: `speed`, `speed_cores`, `speed_least_squares` or `speed_stability`."""
+    """The measurement of that name under `results`: `speed`, or `speed_` and what else was measured."""
     return json.loads(files("moe_theory").joinpath("results", f"{name}.json").read_text(encoding="utf-8"))
 
 
