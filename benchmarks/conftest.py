@@ -1,7 +1,6 @@
 """One thread, and the files for what the suite measures: `speed*.json` in `src/moe_theory/results`."""
 
 import json
-import math
 
 import machine
 import pytest
@@ -10,7 +9,8 @@ import torch
 from moe_theory import manifest
 
 FILES = {  # each is written when a run with timing has filled all its sections
-    "speed.json": {"steps", "growth", "floor", "ceilings", "work", "throughput", "one_run_on_all_cores"},
+    "speed.json": {"sizes", "steps", "growth", "ceilings", "work", "needed"},
+    "speed_cores.json": {"cores"},
     "speed_least_squares.json": {"least_squares"},
     "speed_stability.json": {"stability", "stability_sizes"},
 }
@@ -31,6 +31,11 @@ def rounded(value):
     return value
 
 
+def write(name: str, found: dict) -> None:
+    """The one place where a measurement is stored."""
+    manifest.write(name, (json.dumps(rounded(found), indent=1, sort_keys=True) + "\n").encode())
+
+
 @pytest.fixture(scope="session")
 def record(request):
     """Nested dicts that the tests fill; a file is written when a run with timing has filled its sections."""
@@ -41,20 +46,4 @@ def record(request):
         return
     for name, wanted in FILES.items():
         if wanted <= sections.keys():
-            found = {**described, **{section: sections[section] for section in wanted}}
-            manifest.write(name, (json.dumps(rounded(found), indent=1, sort_keys=True) + "\n").encode())
-
-
-@pytest.fixture
-def seconds(benchmark):
-    """`seconds(function, rounds)`: the median time of a call.
-
-    `before` is called before each round, unclocked. Without `--benchmark-enable` the function is
-    called once and the answer is NaN.
-    """
-
-    def timed(function, rounds, before=None):
-        benchmark.pedantic(function, rounds=rounds, warmup_rounds=3, setup=before)
-        return benchmark.stats.stats.median if benchmark.stats else math.nan
-
-    return timed
+            write(name, {**described, **{section: sections[section] for section in wanted}})

@@ -1,47 +1,46 @@
-"""The three implementations of a step of Algorithm 1, on one problem, ready to be timed.
+"""The implementations of a step of Algorithm 1, on one problem, ready to be timed.
 
-Each `*_step(problem)` returns a function without arguments that draws the routing noise, takes one
+Each `make(problem)` returns a function without arguments that draws the routing noise, takes one
 step and returns the loss before it. The function holds its own copy of the parameters in `.state`.
 """
 
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import dense
+import baselines
 import torch
 from torch import Tensor
 
-from moe_theory.models.experts import ACTIVATIONS
+from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchBatch, PatchTask
 from moe_theory.training import algorithm1, engine
-from moe_theory.training.variants import VARIANTS, Variant
+from moe_theory.training.variants import VARIANTS
 
 N, M, J, D, P, K = 16_000, 8, 16, 50, 4, 4
 ETA, ETA_R, SIGMA_0, SEED = 1e-3, 0.1, 0.01, 0
-CUBIC = ACTIVATIONS["cubic"]
+CUBIC, HOW = ACTIVATIONS["cubic"], VARIANTS["as written"]
+ANY = Activation(CUBIC.value, CUBIC.slope)  # cubic, and nobody says so
 
 
 @dataclass(frozen=True)
 class Problem:
-    """n examples of the patch task, M experts at their initialization, and the variant of the algorithm."""
+    """n examples of the patch task and M experts at their initialization."""
 
     batch: PatchBatch
     W: Tensor
-    variant: str
-
-    @property
-    def how(self) -> Variant:
-        return VARIANTS[self.variant]
 
     def theta(self) -> Tensor:
         return self.W.new_zeros(D, len(self.W))
 
 
-def problem(n=N, experts=M, variant="as written", dtype=torch.float32) -> Problem:
+def problem(n=N, experts=M, dtype=torch.float32) -> Problem:
     """The synthetic study's task at sizes n and M."""
     batch = PatchTask(K=K, P=P, d=D).sample(n, SEED, dtype)
-    return Problem(batch, VARIANTS[variant].initial(D, experts, J, SIGMA_0, SEED).to(dtype), variant)
+    return Problem(batch, HOW.initial(D, experts, J, SIGMA_0, SEED).to(dtype))
 
 
 def drawn_by(shape, like: Tensor):
@@ -49,19 +48,24 @@ def drawn_by(shape, like: Tensor):
     return partial(torch.rand, shape, generator=torch.Generator().manual_seed(SEED), dtype=like.dtype)
 
 
+def move(theta, W, to_theta, to_W):
+    """Eq. 3.4 and 3.5; no expert's gradient is zero here."""
+    theta.sub_(ETA_R * to_theta)
+    W.sub_(ETA * to_W / torch.linalg.vector_norm(to_W, dim=(1, 2), keepdim=True))
+
+
 def engine_step(p: Problem, noise=None, sigma=CUBIC):
     """The loop body of `train_patch_moe`."""
-    how, theta, W = p.how, p.theta(), p.W.clone()
-    parts = engine.take_apart("train", p.batch, sigma, how.input_scale, how.biases)
-    data = engine.Experts(parts, engine.output_signs(J, how).to(W), sigma)
+    theta, W = p.theta(), p.W.clone()
+    data = engine.Experts(engine.take_apart("train", p.batch, sigma), W.new_ones(J), sigma)
     rng = torch.Generator().manual_seed(SEED)
 
     @torch.no_grad()
     def step():
-        r = engine.uniform(len(W), parts, rng) if noise is None else noise
-        loss, to_theta, to_W = engine.gradients(data, theta, W, r, how, 0.0)
+        r = engine.uniform(data, len(W), rng) if noise is None else noise
+        loss, to_theta, to_W = engine.gradients(data, theta, W, r, HOW, 0.0)
         theta.sub_(ETA_R * to_theta)
-        W.sub_(ETA * (to_W / engine.speed(to_W, how)))
+        W.sub_(ETA * (to_W / engine.speed(to_W, HOW)))
         return loss.item()
 
     step.state = theta, W
@@ -82,19 +86,58 @@ def readable_step(p: Problem, noise=None):
     return step
 
 
-def dense_step(p: Problem, noise=None):
-    """`dense.step`: one-hot dispatch and autograd."""
-    theta, W = p.theta().requires_grad_(), p.W.clone().requires_grad_()
-    draw = drawn_by((len(p.batch), len(p.W)), p.W)
+def closed_step(p: Problem, noise=None):
+    """`baselines.sorted_gradients`."""
+    theta, W, x, total = p.theta(), p.W.clone(), p.batch.x, p.batch.x.sum(1)
+    draw = drawn_by((len(x), len(W)), W)
 
+    @torch.no_grad()
     def step():
         r = draw() if noise is None else noise.T
-        return dense.step(p.batch.x, p.batch.y, theta, W, r, ETA, ETA_R, p.variant)
+        loss, *gradients = baselines.sorted_gradients(x, total, p.batch.y, theta, W, r)
+        move(theta, W, *gradients)
+        return loss.item()
 
     step.state = theta, W
     return step
 
 
-STEPS = {"engine": engine_step, "readable": readable_step, "dense": dense_step}
-#: What can be compared; the readable step is Algorithm 1 as written.
-COMPARED = [(v, s) for v in VARIANTS for s in STEPS if (v, s) != ("released", "readable")]
+def autograd_step(loss_of, p: Problem, noise=None):
+    """A loss of `baselines` and what automatic differentiation makes of it."""
+    theta, W, x, total = p.theta().requires_grad_(), p.W.clone().requires_grad_(), p.batch.x, p.batch.x.sum(1)
+    draw = drawn_by((len(x), len(W)), W)
+
+    def step():
+        loss = loss_of(x, total, p.batch.y, theta, W, draw() if noise is None else noise.T)
+        gradients = torch.autograd.grad(loss, (theta, W))
+        with torch.no_grad():
+            move(theta, W, *gradients)
+        return loss.item()
+
+    step.state = theta, W
+    return step
+
+
+def compiled_step(p: Problem, noise=None):
+    """The dense loss through `torch.compile`, for this size and type alone."""
+    return autograd_step(torch.compile(baselines.dense_loss, dynamic=False), p, noise)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """How a step is made, what it is told about the data besides patches and labels, and whether it can run here."""
+
+    make: Callable
+    told: str = "nothing"
+    runs: bool = True
+
+
+STEPS = {
+    "engine": Implementation(engine_step, "which patch is which, and its coefficient"),
+    "engine, untold": Implementation(partial(engine_step, sigma=ANY)),
+    "sorted, closed form": Implementation(closed_step),
+    "sorted, autograd": Implementation(partial(autograd_step, baselines.sorted_loss)),
+    "readable": Implementation(readable_step),
+    "dense, compiled": Implementation(compiled_step, runs=shutil.which(os.environ.get("CXX", "g++")) is not None),
+    "dense, autograd": Implementation(partial(autograd_step, baselines.dense_loss)),
+}

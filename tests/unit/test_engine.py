@@ -10,7 +10,7 @@ from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import NOISE, PatchTask
 from moe_theory.training import train_patch_moe
 from moe_theory.training.algorithm1 import step
-from moe_theory.training.engine import Experts, first_argmax, gradients, output_signs, speed, take_apart
+from moe_theory.training.engine import Experts, dispatch, gradients, output_signs, speed, take_apart
 from moe_theory.training.variants import VARIANTS
 
 F64 = torch.float64
@@ -83,8 +83,13 @@ def test_gradients_equal_automatic_differentiation_of_the_plain_loss(variant, ac
 
 def test_ties_go_to_the_first_expert():
     h = torch.tensor([[1.0, 0, 2, 3], [1, 5, 2, 0], [0, 5, 2, 3]])
-    winner, m = first_argmax(h)
-    assert m.tolist() == [0, 1, 0, 0] and winner.tolist() == [1, 5, 2, 3]
+    sent = dispatch(h)
+    assert sent.order.tolist() == [0, 2, 3, 1] and sent.expert.tolist() == [0, 0, 0, 1] and sent.sizes == [3, 1, 0]
+
+
+def test_a_logit_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match=r"^h: expected numbers, got NaN for 1 of 3 examples"):
+        dispatch(torch.tensor([[1.0, torch.nan, 0], [1, 2, 3]]))
 
 
 def test_speed_of_the_two_variants():

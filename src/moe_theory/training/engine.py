@@ -2,10 +2,14 @@
 
 Each example touches one expert, and three of its P patches are multiples s u of 2K known signals u.
 If sigma(z) = z^p, an expert's answer to such a patch is a polynomial in s with one set of
-coefficients for each signal, so a small table serves all examples, and only the P - 3 noise patches
-enter a matrix product, grouped by expert. A step then costs about 4 n d M operations in the router,
-forward and back, and 4 n (P-3) d J in the experts, whatever M is. Other activations send all P
-patches through that product. `benchmarks/` sets the time against this count.
+coefficients for each signal, so a table of M x 2K numbers serves all examples, and only the P - 3
+noise patches enter a matrix product, grouped by expert. A step then costs about 4 n d M operations in
+the router, forward and back, and 4 n (P-3) d J in the experts, whatever M is. Other activations send
+all P patches through that product.
+
+At such counts the time goes into memory. So the tensors with n rows or columns are allocated once and
+written over, step after step, and what is computed for each example stays in the order of the experts.
+`benchmarks/` sets the time against the operations and the bytes.
 """
 
 import math
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -53,17 +57,17 @@ class Parts:
         total: (n, d) the sum of an example's patches, all that a linear router sees.
         dense: (n, Q D) the Q patches of an example that need a product with its expert's filters;
             D is d, or d + 1 where a 1 is appended for a bias.
-        u: (2K, d) the signals v_1..v_K, c_1..c_K.
-        k: (3, n) the other patches are multiples `s u[k]` of them.
-        powers: `s**r` (3, n) for each power r of s that an expert's answer holds; none if Q = P.
+        u: (2K, d) the signals v_1..v_K, c_1..c_K; the other patches are multiples s u of them.
+        powers: the powers r of s that an expert's answer to those holds; none if Q = P.
+        known: (R 2K, n) for each of the R powers and each signal, `s**r`; 0 where an example has no such patch.
         y, cluster: (n,) labels and clusters.
     """
 
     total: Float[Tensor, "n d"]
     dense: Float[Tensor, "n QD"]
     u: Float[Tensor, "S d"]
-    k: Int[Tensor, "3 n"]
-    powers: dict[int, Float[Tensor, "3 n"]]
+    powers: tuple[int, ...]
+    known: Float[Tensor, "RS n"]
     y: Float[Tensor, " n"]
     cluster: Int[Tensor, " n"]
 
@@ -84,24 +88,68 @@ def take_apart(
         if not off <= 8 * torch.finfo(u.dtype).eps * s[q].abs().max():
             raise ValueError(f"{name}: its patches differ by up to {off:.1e} from what its coefficients describe")
     p = sigma.degree
-    exponents = () if p is None else range(0 if biases else p, p + 1)
-    by_product = range(NOISE if exponents else SIGNAL, batch.role.shape[1])
+    powers = () if p is None else tuple(range(0 if biases else p, p + 1))
+    by_product = range(NOISE if powers else SIGNAL, batch.role.shape[1])
     x, ones = input_scale * batch.x, batch.x.new_ones(len(batch), int(biases))
     dense = [torch.cat([input_scale * batch.patch(role), ones], 1) for role in by_product]
     dense = torch.cat([x.new_zeros(len(x), 0), *dense], 1)
-    return Parts(x.sum(1), dense, u, k, {r: (input_scale * s) ** r for r in exponents}, batch.y, batch.cluster)
+    known = x.new_zeros(len(powers), len(u), len(x))
+    for table, r in zip(known, powers, strict=True):
+        table.scatter_(0, k, (input_scale * s) ** r)
+    return Parts(x.sum(1), dense, u, powers, known.flatten(0, 1), batch.y, batch.cluster)
 
 
-def first_argmax(h: Float[Tensor, "M n"]) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
-    """`h.max(0)`, ties to the first row, by two vectorized maxima: four times as fast on a CPU."""
-    winner = h.amax(0)
-    from_last = torch.arange(len(h), 0, -1, dtype=torch.int16, device=h.device)[:, None]
-    return winner, len(h) - (h.eq(winner) * from_last).amax(0).long()
+@dataclass(frozen=True)
+class Dispatch:
+    """Who was sent where, the examples in the order of their experts.
+
+    Attributes:
+        at: (n,) the places m_i n + i of the choices in a flattened table (M, n), rising.
+        order: (n,) the examples i in that order.
+        sizes: how many examples each expert got.
+    """
+
+    at: Int[Tensor, " n"]
+    order: Int[Tensor, " n"]
+    sizes: list[int]
+
+    @property
+    def expert(self) -> Int[Tensor, " n"]:
+        """m_i, in that order."""
+        return self.at // len(self.at)
 
 
-def grouped(m: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """A stable order of the examples by expert; numpy sorts small integers by digits, torch does not."""
-    return torch.from_numpy(np.argsort(m.short().numpy(), kind="stable")) if m.is_cpu else m.argsort(stable=True)
+def places(table: Bool[Tensor, "M n"]) -> Int[Tensor, " N"]:
+    """Where a flattened table is true; numpy reads eight truth values at once, torch does not."""
+    return torch.from_numpy(np.flatnonzero(table.numpy())) if table.is_cpu else table.flatten().nonzero().flatten()
+
+
+def equal(h: Float[Tensor, "M n"], top: Float[Tensor, " n"]) -> Bool[Tensor, "M n"]:
+    """`h == top`; on a CPU numpy compares many numbers at once, torch does not."""
+    return torch.from_numpy(np.equal(h.numpy(), top.numpy())) if h.is_cpu else h == top
+
+
+def dispatch(h: Float[Tensor, "M n"]) -> Dispatch:
+    """Every example to the expert with its largest entry, ties to the first.
+
+    Raises:
+        ValueError: if h holds a NaN.
+    """
+    M, n = h.shape
+    top = h.amax(0)
+    if top.sum().isnan():
+        raise ValueError(f"h: expected numbers, got NaN for {int(top.isnan().sum())} of {n} examples")
+    at = places(chosen := equal(h, top))
+    if len(at) > n:
+        at = places(chosen & (chosen.cumsum(0) == 1))
+    ends = torch.searchsorted(at, n * torch.arange(M + 1, device=at.device))
+    return Dispatch(at, at % n, ends.diff().tolist())
+
+
+def all_to_one(x: Parts) -> Dispatch:
+    """The dispatch to a layer of one expert."""
+    every = torch.arange(len(x.y), device=x.y.device)
+    return Dispatch(every, every, [len(every)])
 
 
 class Experts:
@@ -118,70 +166,105 @@ class Experts:
 
     def __init__(self, x: Parts, a: Float[Tensor, " J"], sigma: Activation):
         self.x, self.a, self.sigma = x, a, sigma
-        self.rows = torch.empty_like(x.dense)
+        self.rows, self.numbers = torch.empty_like(x.dense), torch.arange(len(x.y), device=x.y.device)
+        self.rank, self.logits = torch.empty_like(self.numbers), x.y.new_empty(0, len(x.y))
         self.Z = self.S = None
 
-    def forward(self, W: Float[Tensor, "M J D"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """`f_{m_i}(x_i)`; keeps what `gradient` needs."""
-        M, J, D = W.shape
-        Q = self.x.dense.shape[1] // D
-        self.W, self.m, self.order = W, m, grouped(m)
-        torch.index_select(self.x.dense, 0, self.order, out=self.rows)
-        sizes = (Q * torch.bincount(m, minlength=M)).tolist()
-        self.patches = self.rows.view(-1, D).split(sizes)
-        if self.Z is None:
-            self.Z, self.S = self.rows.new_empty(2, Q * len(m), J)
-        for w, xi, z in zip(W, self.patches, self.Z.split(sizes), strict=True):
-            torch.mm(xi, w.T, out=z)
-        p = self.sigma.degree
-        answers = self.sigma.value(self.Z) if p is None else torch.pow(self.Z, p, out=self.S)
-        dense = (answers @ self.a).view(len(m), -1).sum(1)
-        return self._known().index_add_(0, self.order, dense)
+    def tables(self, M: int) -> tuple[Float[Tensor, "M n"], Float[Tensor, "M n"]]:
+        """Standing memory for two numbers of every expert and example; the first holds the logits."""
+        if len(self.logits) != M:
+            self.logits, self.table = self.x.y.new_empty(2, M, len(self.x.y))
+        return self.logits, self.table
+
+    def forward(self, W: Float[Tensor, "M J D"], sent: Dispatch) -> Float[Tensor, " n"]:
+        """`f_{m_i}(x_i)` in the order of the experts; keeps what `gradient` needs."""
+        self.W, self.sent = W, sent
+        return self._known() + self._dense(self._grouped())
 
     def gradient(self, weight: Float[Tensor, " n"]) -> Float[Tensor, "M J D"]:
-        """The gradient of `sum_i weight_i f_{m_i}(x_i)` in W."""
-        p, scale = self.sigma.degree, weight.index_select(0, self.order)
+        """The gradient of `sum_i weight_i f_{m_i}(x_i)` in W; the weights are in the order of the experts."""
+        return self._known_gradient(weight, self._dense_gradient(weight)).mul_(self.a[:, None])
+
+    def _grouped(self) -> Float[Tensor, "n QD"]:
+        """The rows of `x.dense` in the order of the experts; a CPU reads them as they lie and writes to M places."""
+        if len(self.W) == 1:
+            return self.x.dense
+        if not self.rows.is_cpu:
+            return torch.index_select(self.x.dense, 0, self.sent.order, out=self.rows)
+        self.rank.index_copy_(0, self.sent.order, self.numbers)
+        self.rows.numpy()[self.rank.numpy()] = self.x.dense.numpy()
+        return self.rows
+
+    def _dense(self, rows: Float[Tensor, "n QD"]) -> Float[Tensor, " n"]:
+        """What the patches add that need products."""
+        n, (_, J, D) = len(rows), self.W.shape
+        Q, p = rows.shape[1] // D, self.sigma.degree
+        if self.Z is None:
+            self.Z, self.S = rows.new_empty(2, Q * n, J)
+        self.sizes = [Q * size for size in self.sent.sizes]
+        self.patches = rows.view(-1, D).split(self.sizes)
+        for xi, w, z in zip(self.patches, self.W.mT.contiguous(), self.Z.split(self.sizes), strict=True):
+            torch.mm(xi, w, out=z)
+        answers = self.sigma.value(self.Z) if p is None else torch.pow(self.Z, p, out=self.S)
+        return answers.view(n, Q * J) @ self.a.repeat(Q)
+
+    def _dense_gradient(self, weight: Float[Tensor, " n"]) -> Float[Tensor, "M J D"]:
+        p, to_W = self.sigma.degree, torch.empty_like(self.W)
         S = self.sigma.slope(self.Z) if p is None else torch.pow(self.Z, p - 1, out=self.S)
-        S.view(len(weight), -1, len(self.a)).mul_((scale * (p or 1))[:, None, None])
-        per_expert = zip(S.split([len(xi) for xi in self.patches]), self.patches, strict=True)
-        to_W = torch.stack([s.T @ xi for s, xi in per_expert])
-        return to_W.add_(self._known_gradient(weight)).mul_(self.a[:, None])
+        S.view(len(weight), S.numel() // len(weight)).mul_((weight * (p or 1))[:, None])
+        for s, xi, to_w in zip(S.split(self.sizes), self.patches, to_W, strict=True):
+            torch.mm(s.T, xi, out=to_w)
+        return to_W
 
     def _known(self) -> Float[Tensor, " n"]:
         """What known patches add: `(s A + b)^p` is a sum over r of `s^r binom(p, r) A^r b^(p-r)`, A = <w, u>."""
-        x, d, p = self.x, self.x.u.shape[1], self.sigma.degree
-        self.A = x.u @ self.W[:, :, :d].mT
-        self.b = self.W[:, :, d:].mT if self.W.shape[2] > d else self.W.new_ones(1)
-        self.key = (self.m * len(x.u) + x.k).flatten()
-        f = torch.zeros_like(x.y)
-        for r, s_r in x.powers.items():
-            answer = math.comb(p, r) * (self.A**r * self.b ** (p - r)) @ self.a
-            f += (s_r * answer.flatten().index_select(0, self.key).view_as(s_r)).sum(0)
-        return f
+        x, (M, J, _), p = self.x, self.W.shape, self.sigma.degree
+        if not x.powers:
+            return torch.zeros_like(x.y)
+        self.filters, self.b = self.W[:, :, : x.u.shape[1]].flatten(0, 1), self.W[:, :, x.u.shape[1] :]
+        self.A = (self.filters @ x.u.T).view(M, J, -1)
+        answers = torch.cat([math.comb(p, r) * (self.a @ self._power(r, p - r)) for r in x.powers], 1)
+        return torch.mm(answers, x.known, out=self.tables(M)[1]).take(self.sent.at)
 
-    def _known_gradient(self, weight: Float[Tensor, " n"]) -> Float[Tensor, "M J D"]:
-        x, d, p, A, b = self.x, self.x.u.shape[1], self.sigma.degree, self.A, self.b
-        to_W = torch.zeros_like(self.W)
-        for r, s_r in x.powers.items():
-            pull = A.new_zeros(A.shape[:2].numel()).index_add_(0, self.key, (s_r * weight).flatten())
-            pull = math.comb(p, r) * pull.view(*A.shape[:2], 1)
+    def _power(self, r: int, q: int) -> Float[Tensor, "M J S"]:
+        """A^r b^q, without a product by b^0."""
+        return self.A**r * self.b**q if q else self.A**r
+
+    def _known_gradient(self, weight: Float[Tensor, " n"], to_W: Float[Tensor, "M J D"]) -> Float[Tensor, "M J D"]:
+        """`to_W` and what known patches add to it."""
+        x, M, p = self.x, len(to_W), self.sigma.degree
+        if not x.powers:
+            return to_W
+        pulls = self.tables(M)[1].zero_().put_(self.sent.at, weight) @ x.known.T
+        for r, pull in zip(x.powers, pulls.split(len(x.u), 1), strict=True):
+            pull = math.comb(p, r) * pull[:, None]
             if r > 0:
-                to_W[:, :, :d] += (pull * r * A ** (r - 1) * b ** (p - r)).mT @ x.u
+                to_A = (pull * r * self._power(r - 1, p - r)).flatten(0, 1)
+                to_W[:, :, : x.u.shape[1]] += (to_A @ x.u).view(M, -1, x.u.shape[1])
             if r < p:
-                to_W[:, :, d:] += (pull * (p - r) * A**r * b ** (p - r - 1)).sum(1, keepdim=True).mT
+                to_W[:, :, x.u.shape[1] :] += (pull * (p - r) * self._power(r, p - r - 1)).sum(2, keepdim=True)
         return to_W
 
 
-def forward(experts: Experts, theta: Float[Tensor, "d M"], W: Float[Tensor, "M J D"], noise, variant: Variant):
-    """Choices m (n,), softmax pi of the noiseless logits (M, n), gate values (n,), outputs f_{m_i}(x_i) (n,).
+def softmax_(h: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
+    """Softmax over the experts in place, row by row; torch's own goes down the columns."""
+    h.sub_(h.amax(0)).exp_()
+    return h.div_(h.sum(0))
 
-    `noise` (M, n) is added to the logits before the choice; None is the test-time rule.
+
+def forward(experts: Experts, theta: Float[Tensor, "d M"], W: Float[Tensor, "M J D"], noise, variant: Variant):
+    """The dispatch, softmax pi of the noiseless logits (M, n), gate values (n,), outputs f_{m_i}(x_i) (n,).
+
+    `noise` (M, n) is added to the logits before the choice; None is the test-time rule. Gate values
+    and outputs are in the order of the experts, and pi is None where the gate is the noisy logit.
     """
-    h = theta.T @ experts.x.total.T
-    winner, m = first_argmax(h if noise is None else h + noise)
-    pi = h.softmax(0)
-    gate = winner if variant.raw_gate else pi.gather(0, m[None]).squeeze(0)
-    return m, pi, gate, experts.forward(W, m)
+    h, noisy = experts.tables(len(W))
+    torch.mm(theta.T.contiguous(), experts.x.total.T, out=h)
+    noisy = h if noise is None else torch.add(h, noise, out=noisy)
+    sent = dispatch(noisy)
+    pi = None if variant.raw_gate else softmax_(h)
+    gate = (noisy if variant.raw_gate else pi).take(sent.at)
+    return sent, pi, gate, experts.forward(W, sent)
 
 
 def gradients(experts: Experts, theta, W, noise: Float[Tensor, "M n"], variant: Variant, balance: float):
@@ -191,38 +274,50 @@ def gradients(experts: Experts, theta, W, noise: Float[Tensor, "M n"], variant: 
     `M sum_m rho_m q_m`, with rho_m the share of examples sent to expert m and q_m the mean softmax
     probability (Fedus et al. 2021) or, in the released variant, the mean noisy logit.
     """
-    y, n, M = experts.x.y, len(experts.x.y), len(W)
-    m, pi, gate, f = forward(experts, theta, W, noise, variant)
+    sent, pi, gate, f = forward(experts, theta, W, noise, variant)
+    loss, slope = loss_and_slope(experts.x.y.take(sent.order), gate, f, variant)
+    to_h = to_logits(experts, sent, pi, slope * f if pi is None else slope * f * gate, balance)
+    return loss, (to_h @ experts.x.total).T, experts.gradient(slope * gate)
+
+
+def loss_and_slope(y: Float[Tensor, " n"], gate: Float[Tensor, " n"], f: Float[Tensor, " n"], variant: Variant):
+    """The mean loss of the outputs F = gate f, and its derivative in each F."""
     margin = y * gate * f
-    slope = variant.slope(margin) * y / n
-    to_gate = slope * f
-    if variant.raw_gate:
-        to_h = torch.zeros_like(pi).scatter_(0, m[None], to_gate[None])
-    else:
-        to_h = (pi * (-gate * to_gate)).scatter_add_(0, m[None], (gate * to_gate)[None])
+    return variant.loss(margin).mean(), variant.slope(margin) * y / len(y)
+
+
+def to_logits(experts: Experts, sent: Dispatch, pi, pull: Float[Tensor, " n"], balance: float) -> Float[Tensor, "M n"]:
+    """The loss's gradient in the logits, `pull_i (1[m_i = m] - pi_m)`, or without pi where the gate is raw."""
+    M, n = len(sent.sizes), len(pull)
+    to_h, _ = experts.tables(M)
     if balance:
-        rho = torch.bincount(m, minlength=M).to(pi)[:, None] / n
-        to_h += balance * M / n * (rho if variant.raw_gate else pi * (rho - (rho * pi).sum(0)))
-    return variant.loss(margin).mean(), (to_h @ experts.x.total).T, experts.gradient(slope * gate)
+        rho = pull.new_tensor(sent.sizes)[:, None] / n
+        to_balance = balance * M / n * (rho if pi is None else pi * (rho - (rho * pi).sum(0)))
+    if pi is None:
+        to_h.zero_()
+    else:
+        torch.mul(pi, torch.empty_like(pull).index_copy_(0, sent.order, -pull), out=to_h)
+    to_h.view(-1).index_add_(0, sent.at, pull)
+    return to_h.add_(to_balance) if balance else to_h
 
 
 def speed(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tensor, "M 1 1"]:
     """What normalized descent divides an expert's gradient by (Eq. 3.4); infinity for a zero gradient."""
-    columns = to_W.split([to_W.shape[2] - variant.biases, int(variant.biases)], dim=2)
-    norm = sum(part.flatten(1).norm(dim=1) for part in columns)
+    parts = (to_W[:, :, :-1], to_W[:, :, -1:]) if variant.biases else (to_W,)
+    norm = sum(torch.linalg.vector_norm(part, dim=(1, 2)) for part in parts)
     return norm.masked_fill(norm == 0, torch.inf)[:, None, None]
 
 
 def evaluate(experts: Experts, theta, W, rng: torch.Generator, variant: Variant) -> dict:
     """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1), dispatch entropy and table."""
     test = experts.x
-    noise = uniform(len(W), test, rng) if variant.noisy_test else None
-    m, _, gate, f = forward(experts, theta, W, noise, variant)
-    right = test.y * gate * f > 0
+    noise = uniform(experts, len(W), rng) if variant.noisy_test else None
+    sent, _, gate, f = forward(experts, theta, W, noise, variant)
+    right, cluster = test.y.take(sent.order) * gate * f > 0, test.cluster.take(sent.order)
     return {
         "test_accuracy": float(right.double().mean()),
-        "dispatch_entropy": dispatch_entropy(test.cluster, m),
-        "dispatch": dispatch_counts(test.cluster, m, len(W)),
+        "dispatch_entropy": dispatch_entropy(cluster, sent.expert),
+        "dispatch": dispatch_counts(cluster, sent.expert, len(W)),
     }
 
 
@@ -233,9 +328,9 @@ def output_signs(filters: int, variant: Variant) -> Float[Tensor, " J"]:
     return a
 
 
-def uniform(experts: int, x: Parts, rng: torch.Generator) -> Float[Tensor, "M n"]:
-    """Routing noise: independent draws from Unif[0, 1]."""
-    return torch.rand(experts, len(x.y), generator=rng, dtype=x.y.dtype, device=x.y.device)
+def uniform(experts: Experts, M: int, rng: torch.Generator) -> Float[Tensor, "M n"]:
+    """Routing noise: independent draws from Unif[0, 1], in the memory of the noisy logits."""
+    return experts.tables(M)[1].uniform_(generator=rng)
 
 
 @torch.no_grad()
@@ -308,7 +403,7 @@ def train_patch_moe(
         rng = torch.Generator(theta.device).manual_seed(seed)
         history, least = [], torch.inf
         for t in range(1, steps + 1):
-            loss, to_theta, to_W = gradients(data, theta, W, uniform(experts, data.x, rng), how, balance)
+            loss, to_theta, to_W = gradients(data, theta, W, uniform(data, experts, rng), how, balance)
             stop = how.stops(loss.item(), least)
             least = min(least, loss.item())
             if not stop:

@@ -7,7 +7,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import PatchBatch
-from moe_theory.training.engine import Experts, take_apart
+from moe_theory.training.engine import Experts, all_to_one, take_apart
 from moe_theory.training.variants import logistic_loss, loss_slope
 
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
@@ -22,7 +22,7 @@ def _parts(name: str, batch: PatchBatch, model: PatchCNN, scale: float) -> list[
 def _outputs(part: Experts, model: PatchCNN) -> Float[Tensor, " n"]:
     """F(x) of one part: a layer of one expert that gets every example."""
     W = torch.cat([model.w, model.b[:, None]], 1)[None]
-    return part.forward(W, torch.zeros(len(part.x.y), dtype=torch.long, device=W.device))
+    return part.forward(W, all_to_one(part.x))
 
 
 def _accuracy(model: PatchCNN, parts: list[Experts]) -> float:
