@@ -20,14 +20,14 @@ def signal_sums(a: Coefficients, K: int) -> dict[str, Tensor]:
 
     same = (a.y == a.epsilon).to(a.y)
     return {
-        "y beta^3": over_clusters(a.y * a.beta**3),
-        "alpha^3": over_clusters(a.alpha**3),
-        "y epsilon gamma^3": over_clusters(a.y * a.epsilon * a.gamma**3),
-        "y alpha, +": over_pairs(a.y * a.alpha, same),
-        "y alpha, -": over_pairs(a.y * a.alpha, 1 - same),
-        "epsilon gamma, +": over_pairs(a.epsilon * a.gamma, same),
-        "epsilon gamma, -": over_pairs(a.epsilon * a.gamma, 1 - same),
-        "beta": over_clusters(a.beta),
+        r"$y \beta^3$": over_clusters(a.y * a.beta**3),
+        r"$\alpha^3$": over_clusters(a.alpha**3),
+        r"$y \epsilon \gamma^3$": over_clusters(a.y * a.epsilon * a.gamma**3),
+        r"$y \alpha$, $y \epsilon = 1$": over_pairs(a.y * a.alpha, same),
+        r"$y \alpha$, $y \epsilon = -1$": over_pairs(a.y * a.alpha, 1 - same),
+        r"$\epsilon \gamma$, $y \epsilon = 1$": over_pairs(a.epsilon * a.gamma, same),
+        r"$\epsilon \gamma$, $y \epsilon = -1$": over_pairs(a.epsilon * a.gamma, 1 - same),
+        r"$\beta$": over_clusters(a.beta),
     }
 
 
@@ -55,12 +55,12 @@ def mean_and_spread(task: PatchTask, n: int) -> dict[str, tuple[float, float]]:
         return n * first, math.sqrt(n * (second - first**2))
 
     return {
-        "y beta^3": signed(task.beta, 3, K),
-        "alpha^3": unsigned(task.alpha, 3),
-        "y epsilon gamma^3": signed(task.gamma, 3, K),
-        "y alpha, +": signed(task.alpha, 1, pairs),
-        "y alpha, -": signed(task.alpha, 1, pairs),
-        "epsilon gamma, +": signed(task.gamma, 1, pairs),
-        "epsilon gamma, -": signed(task.gamma, 1, pairs),
-        "beta": unsigned(task.beta, 1),
+        r"$y \beta^3$": signed(task.beta, 3, K),
+        r"$\alpha^3$": unsigned(task.alpha, 3),
+        r"$y \epsilon \gamma^3$": signed(task.gamma, 3, K),
+        r"$y \alpha$, $y \epsilon = 1$": signed(task.alpha, 1, pairs),
+        r"$y \alpha$, $y \epsilon = -1$": signed(task.alpha, 1, pairs),
+        r"$\epsilon \gamma$, $y \epsilon = 1$": signed(task.gamma, 1, pairs),
+        r"$\epsilon \gamma$, $y \epsilon = -1$": signed(task.gamma, 1, pairs),
+        r"$\beta$": unsigned(task.beta, 1),
     }

@@ -133,9 +133,10 @@ def best_additive_accuracy(
     n = len(weights)
     slack = 3 * bound + 1
     rule = LinearConstraint(np.hstack([np.array(configurations), -slack * np.eye(n)]), lb=1 - slack)
+    rising = np.diff(np.eye(signals + K + n)[signals : signals + K], axis=0)
     found = milp(
         np.concatenate([np.zeros(signals + K), -np.array(weights)]),
-        constraints=rule,
+        constraints=[rule, LinearConstraint(rising, lb=0)],
         integrality=np.concatenate([np.zeros(signals + K), np.ones(n)]),
         bounds=Bounds(
             np.concatenate([np.full(signals + K, -bound), np.zeros(n)]),
