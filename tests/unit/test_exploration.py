@@ -15,6 +15,7 @@ from moe_theory.theory.exploration import (
     near_tie_bound,
     near_tie_probability,
     race,
+    race_in_steps,
     runaway_bound,
 )
 from moe_theory.training import expert_gradient
@@ -66,6 +67,15 @@ def test_race_solves_its_equation_and_has_the_given_length():
         x, length = x + move, length + float(move.norm())
     end = race(x_0, c, 3.0, steps=20_000)
     assert (end - x).abs().max() < 2e-3 and end[2] == x_0[2]
+
+
+def test_race_in_small_steps_is_the_race_and_adds_up_cubes():
+    x_0 = torch.tensor([[1.0, 0.9, 0.3], [0.5, 0.2, 0.4]], dtype=F64)
+    c = torch.tensor([1.0, 1.05, 2.0], dtype=F64)
+    x, cubes = race_in_steps(x_0, c, 1e-4, 20_000)
+    for start, end in zip(x_0, x, strict=True):
+        assert (race(start, c, 2.0, steps=20_000) - end).abs().max() < 2e-3
+    assert torch.equal(race_in_steps(x_0, c, 1e-4, 1)[1], 1e-4 * x_0**3) and (cubes > 2.0 * x_0**3).all()
 
 
 def test_growth_rates_are_those_of_the_mean_gradient():
@@ -124,6 +134,8 @@ def test_spread_compares_experts_of_one_profession_only():
         (lambda: runaway_bound(1.0, 0.1, 0.1), "jump"),
         (lambda: race(torch.tensor([-1.0]), torch.tensor([1.0]), 1.0), "x_0"),
         (lambda: race(torch.tensor([1.0]), torch.tensor([1.0]), 0.0), "path"),
+        (lambda: race_in_steps(torch.ones(1, 1), torch.ones(1), 0.0, 3), "eta"),
+        (lambda: race_in_steps(torch.ones(1, 1), torch.ones(1), 0.1, 0), "steps"),
     ],
 )
 def test_bad_arguments_are_named(call, name):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.integrate import quad
-from scipy.special import comb, ndtr
+from scipy.special import comb, log_ndtr, ndtr
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -36,10 +36,12 @@ def near_tie_probability(N: int, G: float) -> float:
     _fraction("G", G)
 
     def integrand(b):
-        rho = math.exp(-b * b / 2) / math.sqrt(2 * math.pi)
-        return rho * ndtr(b) ** (N - 2) * (ndtr(-b) - ndtr(-b / (1 - G)))
+        rho = math.exp((N - 2) * log_ndtr(b) - b * b / 2) / math.sqrt(2 * math.pi)
+        return rho * (ndtr(-b) - ndtr(-b / (1 - G)))
 
-    return N * (N - 1) * quad(integrand, 0, 12, epsabs=0, epsrel=1e-10, limit=400, points=[1, 2, 4])[0]
+    peak = math.sqrt(2 * math.log(N))  # the second largest lies near it
+    points = sorted({b for b in (1, 2, 4, peak - 2, peak - 1, peak, peak + 1) if b > 0})
+    return N * (N - 1) * quad(integrand, 0, peak + 11, epsabs=0, epsrel=1e-10, limit=400, points=points)[0]
 
 
 def near_tie_bound(N: int, G: float) -> float:
@@ -115,6 +117,33 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: i
     end = x_0.clone()
     end[runs] = x[int((length <= path).sum()) - 1]
     return end
+
+
+def race_in_steps(
+    x_0: Float[Tensor, "M N"], c: Float[Tensor, " N"], eta: float, steps: int
+) -> tuple[Float[Tensor, "M N"], Float[Tensor, "M N"]]:
+    """The race as normalized descent runs it: `x <- x + eta c x^2 / |c x^2|`, for M experts at once.
+
+    Args:
+        x_0: each expert's starts, of either sign.
+        c: rates, > 0.
+        eta: length of a step, > 0.
+        steps: how many.
+
+    Returns:
+        Where the racers stand, and `eta sum_t x_t^3`, of which the router's weights on centers are made.
+
+    Raises:
+        ValueError: for an eta or a number of steps that is not positive.
+    """
+    check.positive("eta", eta)
+    check.integer("steps", steps, 1)
+    x, cubes = x_0.clone(), torch.zeros_like(x_0)
+    for _ in range(steps):
+        cubes += eta * x**3
+        pull = c * x**2
+        x += eta * pull / pull.norm(dim=1, keepdim=True)
+    return x, cubes
 
 
 def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
