@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: book test unit chapters rendered outputs site bench lint clean help
+.PHONY: book test unit chapters rendered outputs mutants seeds site bench lint clean help
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -36,6 +36,12 @@ rendered: book  ## tests of the rendered and of the published book
 
 outputs: $(READY)  ## execute the chapters and store outputs and ledger in the tree, for committing
 	@$(BIN)/python book/build.py --store
+
+mutants: $(READY)  ## run every mutant of every card, store what became of them; fails if one survives
+	@$(BIN)/python -m moe_theory.mutants run
+
+seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
+	@$(BIN)/python book/seeds.py $(or $(SEEDS),1 31 7919)
 
 site: $(READY)  ## the publishable tree in _build/site; REPOSITORY=owner/name adds "open in Colab"
 	@$(BIN)/python book/publish.py $(if $(REPOSITORY),--repository $(REPOSITORY))

@@ -179,7 +179,7 @@ def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: st
     if "verdict" not in row:
         raise ValueError(f"claim_id: {claim_id!r} is open in the registry; give it a verdict there first")
     if not stands(evidence):
-        false = {name: repr(v) for name, v in evidence.items() if isinstance(v, KINDS) and not v}
+        false = "; ".join(f"{name}: {v!r}" for name, v in evidence.items() if isinstance(v, KINDS) and not v)
         raise AssertionError(f"{claim_id}: refuted by {false}")
     if verdict != row["verdict"]:
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")

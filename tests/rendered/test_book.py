@@ -114,11 +114,14 @@ def test_ledger_and_front_page_say_what_the_json_says(browser):
     tab.context.close()
     tab, _ = opened(browser, "book/ledger.html")
     shown = tab.eval_on_selector_all(
-        "article table tbody tr",
-        "rows => rows.filter(r => r.cells.length == 4)"
-        ".map(r => [r.cells[0].querySelector('code').innerText, r.cells[2].innerText])",
+        "article table.ledger tbody tr",
+        "rows => rows.map(r => [r.cells[0].querySelector('code').innerText, r.cells[2].innerText])",
     )
     assert dict(shown) == {row["id"]: row["verdict"] for row in ledger["claims"]}
+    opens = tab.eval_on_selector_all(
+        "article table.ledger details", "all => all.map(d => d.querySelectorAll('li').length)"
+    )
+    assert opens == [len(row["mutants"]) for row in ledger["claims"] if row.get("mutants")]
     tab.context.close()
 
 

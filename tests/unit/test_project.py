@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from moe_theory import claims
+from moe_theory.mutants.registry import outcomes_by_claim
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "moe_theory"
@@ -60,12 +61,31 @@ def test_chapters_are_executed_sources(path):
 
 
 @pytest.mark.parametrize("path", NUMBERED, ids=lambda p: p.stem)
-def test_every_card_could_have_been_refuted(path):
-    outputs = [o for c in nbformat.read(path, 4).cells if c.cell_type == "code" for o in c.outputs]
-    cards = [o.data[claims.MIME] for o in outputs if claims.MIME in o.get("data", {})]
-    assert cards
-    for card in cards:
-        assert card["refutable"], card["id"]
+def test_every_card_could_have_been_refuted_and_is_compared(path):
+    """A verdict is computed, never written down; nbval compares the cell of every card."""
+    found = 0
+    for cell in nbformat.read(path, 4).cells:
+        if cell.cell_type != "code" or "claims.check(" not in cell.source:
+            continue
+        assert "nbval-check-output" in cell.metadata.get("tags", []), cell.id
+        cards = [o.data[claims.MIME] for o in cell.outputs if claims.MIME in o.get("data", {})]
+        assert any(refuted for card in cards for _, _, _, refuted in card["evidence"]), cell.id
+        calls = [n for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Call)]
+        (call,) = [c for c in calls if ast.unparse(c.func) == "claims.check"]
+        assert _computed(call.args[1]), f"{cell.id}: a verdict written down"
+        found += 1
+    assert found
+
+
+def _computed(verdict: ast.expr) -> bool:
+    """Whether an expression depends on a name, and a choice on its condition."""
+    parts = [verdict, *(n.test for n in ast.walk(verdict) if isinstance(n, ast.IfExp))]
+    return all(any(isinstance(n, ast.Name) for n in ast.walk(part)) for part in parts)
+
+
+def test_a_literal_verdict_is_seen():
+    for text, computed in (("'holds'", False), ("'holds' if True else 'fails'", False), ("'a' if x else 'b'", True)):
+        assert _computed(ast.parse(text, mode="eval").body) is computed
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
@@ -87,7 +107,7 @@ def test_figures_have_captions_and_alternative_texts(path):
 
 
 def test_the_committed_ledger_is_current():
-    claims.verify_ledger(CHAPTERS, ROOT / "book" / "ledger.json")
+    claims.verify_ledger(CHAPTERS, outcomes_by_claim(), ROOT / "book" / "ledger.json")
 
 
 LAYERS = {  # a layer may import from itself and from those it names
@@ -106,7 +126,9 @@ def test_imports_point_one_way(layer):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("moe_theory."):
                 imported = node.module.split(".")[1]
-                assert imported in LAYERS[layer] | {layer, "_validate"}, f"{path.name} imports {node.module}"
+                assert imported in LAYERS[layer] | {layer, "_validate", "_provenance"}, (
+                    f"{path.name} imports {node.module}"
+                )
 
 
 def test_public_functions_are_documented():

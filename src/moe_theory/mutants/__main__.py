@@ -1,7 +1,6 @@
 """`python -m moe_theory.mutants list | run [CLAIM ...] [--jobs N] | spotcheck SEED | status`."""
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -12,70 +11,78 @@ from tqdm import tqdm
 from moe_theory._provenance import provenance
 from moe_theory.mutants import registry
 from moe_theory.mutants.registry import Mutant, mutants, outcomes
-from moe_theory.mutants.running import Outcome, Task, attempts
+from moe_theory.mutants.running import Branch, Task, attempts
 
 SPOTS = 12
 
 
-def task(mutant: Mutant) -> Task:
-    """What the process that runs a mutant needs to know."""
-    upto = registry.card_cell(mutant.claim, mutant.chapter) + 1
-    changed = registry.changed(mutant)
-    cells = tuple((changed if mutant.place == "notebook" else registry.code(mutant.chapter))[:upto])
-    if mutant.place.startswith("rows "):
-        return Task(mutant.id, cells, experiment=mutant.place.removeprefix("rows "), do=changed)
-    if mutant.place == "notebook":
-        return Task(mutant.id, cells)
-    parts = ["moe_theory", *mutant.place.removesuffix(".py").removesuffix("/__init__").split("/")]
-    return Task(mutant.id, cells, module=".".join(parts), source=changed)
+def tasks(chosen: list[Mutant]) -> list[Task]:
+    """The processes that run some mutants: for each chapter one that branches, and one for each changed module."""
+    found = []
+    for chapter in dict.fromkeys(m.chapter for m in chosen):
+        own = [m for m in chosen if m.chapter == chapter]
+        branches = tuple(_branch(m) for m in own if not m.of_module)
+        upto = max(registry.card_cell(m.claim, chapter) for m in own) + 1
+        found.append(Task(chapter, tuple(registry.code(chapter)[:upto]), branches=branches))
+    return found + [_of_module(m) for m in chosen if m.of_module]
 
 
-def controls(chosen: list[Mutant]) -> list[Task]:
-    """Each chapter as it stands, up to the last card concerned: it must pass, or its mutants say nothing."""
-    last = {}
-    for m in chosen:
-        last[m.chapter] = max(last.get(m.chapter, 0), registry.card_cell(m.claim, m.chapter) + 1)
-    return [Task(chapter, tuple(registry.code(chapter)[:upto])) for chapter, upto in last.items()]
+def _of_module(m: Mutant) -> Task:
+    parts = ["moe_theory", *m.place.removesuffix(".py").removesuffix("/__init__").split("/")]
+    upto = registry.card_cell(m.claim, m.chapter) + 1
+    return Task(m.id, tuple(registry.code(m.chapter)[:upto]), module=".".join(parts), source=registry.changed(m))
 
 
-def carry_out(chosen: list[Mutant], jobs: int) -> dict[str, Outcome]:
-    """Run controls and mutants; RuntimeError if a chapter does not pass unchanged."""
-    found = {}
-    tasks = [*controls(chosen), *map(task, chosen)]
-    for outcome in tqdm(attempts(tasks, jobs), total=len(tasks), unit="run", mininterval=5):
-        if "/" in outcome.id:
-            found[outcome.id] = outcome
-        elif outcome.outcome != "survived":
-            raise RuntimeError(f"{outcome.id} does not pass unchanged: {outcome.by}: {outcome.why}")
-    return found
+def _branch(m: Mutant) -> Branch:
+    """The chapter from the first cell that a mutant touches: a changed cell, or one that names the experiment."""
+    upto, cells = registry.card_cell(m.claim, m.chapter) + 1, registry.code(m.chapter)
+    if m.place == "notebook":
+        changed = registry.changed(m)[:upto]
+        start = next((i for i, (a, b) in enumerate(zip(cells, changed, strict=False)) if a != b), upto - 1)
+        return Branch(m.id, tuple(changed), start)
+    experiment = m.place.removeprefix("rows ")
+    start = next((i for i, cell in enumerate(cells[:upto]) if f'"{experiment}"' in cell), 0)
+    return Branch(m.id, tuple(cells[:upto]), start, experiment, m.do)
+
+
+def _bad(outcome: str, survives: str) -> bool:
+    """Whether a check is worth less than it says: only a mutant with a stated reason may survive."""
+    return not (outcome.startswith("refused") or (outcome == "survived" and survives))
 
 
 def run(chosen: list[Mutant], jobs: int) -> int:
-    """Run mutants and store what became of them; 1 if one survives that must not, or is broken."""
-    start, made_by = time.perf_counter(), provenance()
-    found, known = carry_out(chosen, jobs), outcomes()
-    everyone = {m.id: m for m in mutants()}
-    for m in chosen:
-        o = found[m.id]
+    """Run mutants, storing what became of each as it ends; 1 if one survives that must not, or is broken."""
+    start, made_by, known = time.perf_counter(), provenance(), outcomes()
+    by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
+    todo = tasks(chosen)
+    total = len(chosen) + len({m.chapter for m in chosen})
+    for o in tqdm(attempts(todo, jobs), total=total, unit="run", mininterval=5):
+        if o.id not in by_id:
+            if o.outcome != "survived":
+                unfit.append(f"{o.id} does not pass unchanged, its mutants say nothing: {o.by}: {o.why}")
+            continue
+        m = by_id[o.id]
         known[m.id] = dict(outcome=o.outcome, by=o.by, why=o.why, seconds=o.seconds, digest=m.digest(), **made_by)
-    kept = {i: known[i] for i in everyone if i in known}
-    registry.OUTCOMES.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    bad = [m for m in chosen if found[m.id].outcome == "broken" or found[m.id].outcome == "survived" and not m.survives]
-    for m in bad:
-        print(f"{found[m.id].outcome}: {m.id}: {m.what} {found[m.id].why}")
-    refused = sum(o.outcome.startswith("refused") for o in found.values())
-    print(f"{refused} of {len(chosen)} mutants refused, {time.perf_counter() - start:.0f} s")
-    return 1 if bad else 0
+        registry.store(known)
+        refused += o.outcome.startswith("refused")
+        if _bad(o.outcome, m.survives):
+            bad.append(f"{o.outcome}: {m.id}: {m.what} {o.why}")
+    print("\n".join([*unfit, *bad, f"{refused} of {len(chosen)} refused, {time.perf_counter() - start:.0f} s"]))
+    return 1 if unfit or bad else 0
 
 
 def spotcheck(seed: str, jobs: int) -> int:
     """Run a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
-    chosen = random.Random(seed).sample(mutants(), min(SPOTS, len(mutants())))
-    found, known = carry_out(chosen, jobs), outcomes()
-    off = {i: o for i, o in found.items() if o.outcome != known.get(i, {}).get("outcome")}
-    for i, o in off.items():
-        print(f"{i}: {o.outcome}, stored as {known.get(i, {}).get('outcome', 'not run')}: {o.by} {o.why}")
-    print(f"{len(found) - len(off)} of {len(found)} mutants end as stored")
+    everyone, known = mutants(), outcomes()
+    chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
+    off, chapters = 0, {m.chapter for m in chosen}
+    for o in attempts(tasks(chosen), jobs):
+        if o.id in chapters:
+            continue
+        stored = known.get(o.id, {}).get("outcome", "not run")
+        print(f"{o.id}: {o.outcome}" + (f", stored as {stored}: {o.by} {o.why}" if o.outcome != stored else ""))
+        off += o.outcome != stored
+    print(f"{len(chosen) - off} of {len(chosen)} mutants end as stored")
     return 1 if off else 0
 
 
@@ -87,10 +94,9 @@ def status() -> int:
         print(f"{claim}: {refused} of {len(rows)} refused")
         for r in rows:
             if not r["outcome"].startswith("refused"):
-                print(
-                    f"    {r['outcome']}: {r['name']}: {r['what']}" + (f" ({r['survives']})" if r["survives"] else "")
-                )
-                bad += not (r["outcome"] == "survived" and r["survives"])
+                reason = f" ({r['survives']})" if r["survives"] else ""
+                print(f"    {r['outcome']}: {r['name']}: {r['what']}{reason}")
+            bad += _bad(r["outcome"], r["survives"])
         total += len(rows)
     for claim, kinds in registry.lacking().items():
         print(f"{claim}: no {' and no '.join(kinds)} mutant")
@@ -121,14 +127,12 @@ def main(arguments: list[str] | None = None) -> int:
             return status()
         if options.jobs < 1:
             raise ValueError(f"jobs: expected an integer >= 1, got {options.jobs}")
-        return (
-            run(mutants(options.claims), options.jobs)
-            if options.command == "run"
-            else spotcheck(options.seed, options.jobs)
-        )
-    except (ValueError, RuntimeError) as error:
+        if options.command == "run":
+            return run(mutants(options.claims), options.jobs)
+        return spotcheck(options.seed, options.jobs)
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
+        return 2
 
 
 if __name__ == "__main__":

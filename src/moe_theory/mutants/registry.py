@@ -56,6 +56,11 @@ class Mutant:
     def id(self) -> str:
         return f"{self.claim}/{self.name}"
 
+    @property
+    def of_module(self) -> bool:
+        """Whether it changes a file of the package, rather than a cell or rows."""
+        return self.place != "notebook" and not self.place.startswith("rows ")
+
     def digest(self) -> str:
         """Hash of what is changed, in which chapter code: an outcome holds for one such hash."""
         change = (self.claim, self.place, self.old, self.new, self.do)
@@ -126,6 +131,13 @@ def _file(place: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _rows(path: Path) -> list[dict]:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or []
+    except yaml.YAMLError as error:
+        raise ValueError(f"mutants/{path.name}: {error}") from None
+
+
 def mutants(chosen: Iterable[str] = ()) -> list[Mutant]:
     """The mutants of the claims in `chosen`, or all of them, in the order of the chapters.
 
@@ -135,7 +147,7 @@ def mutants(chosen: Iterable[str] = ()) -> list[Mutant]:
     """
     everyone = []
     for path in sorted(FOLDER.glob("*.yml")):
-        everyone += [_mutant(row, path.stem) for row in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
+        everyone += [_mutant(row, path.stem) for row in _rows(path)]
     ids = [m.id for m in everyone]
     if twice := {i for i in ids if ids.count(i) > 1}:
         raise ValueError(f"mutants: expected one of each name, got two of {sorted(twice)}")
@@ -156,6 +168,15 @@ def lacking() -> dict[str, list[str]]:
 def outcomes() -> dict[str, dict]:
     """What became of each mutant when it was last run, by its id."""
     return json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
+
+
+def store(known: dict[str, dict]) -> None:
+    """Write outcomes in the order of the mutants; those of mutants that are gone are dropped."""
+    kept = {m.id: known[m.id] for m in mutants() if m.id in known}
+    text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+    new = OUTCOMES.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(OUTCOMES)
 
 
 def outcomes_by_claim() -> dict[str, list[dict]]:

@@ -1,7 +1,10 @@
 """Run mutants: each in a process of its own, which sees the changed copy and draws no figures.
 
-This module is imported in that process before the change takes effect, so it imports no other module
-of the package but the light ones it must.
+A changed module has to be there before it is imported, so its mutant runs the chapter from the first cell in
+a fresh process. A changed cell, or changed rows, matter only from the first cell that they touch. Up to there one
+process runs the chapter for all of them, and each mutant goes on from a fork of it.
+
+This module is imported in those processes before a change takes effect, so it imports no other of the package.
 """
 
 import contextlib
@@ -9,29 +12,54 @@ import importlib.abc
 import importlib.machinery
 import io
 import os
+import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 
 #: What a check raises. Any other exception says that the mutant itself is badly made.
 REFUSALS = (AssertionError, ValueError)
-PATIENCE = 300  # seconds until a mutant that does not end counts as broken
+PATIENCE = 600  # seconds until a cell that does not end counts as broken
 PRELOADED = ["torch.func", "pandas", "scipy.stats", "scipy.optimize", "scipy.integrate", "seaborn", "sympy", "yaml"]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a process needs to know: the cells up to the card, and the change."""
+class Branch:
+    """A mutant that goes on from a fork of its chapter.
+
+    Attributes:
+        id: of the mutant.
+        cells: code of the chapter up to the card, changed.
+        start: index of the first cell that the change can touch.
+        experiment, do: whose rows are changed, and how; empty for a changed cell.
+    """
 
     id: str
     cells: tuple[str, ...]
-    module: str = ""  # whose source is replaced
-    source: str = ""
-    experiment: str = ""  # whose rows are changed
+    start: int
+    experiment: str = ""
     do: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A chapter to run, and what to change in it.
+
+    Attributes:
+        id: of the mutant, or for an unchanged chapter its name.
+        cells: code of the chapter up to a card.
+        module, source: the module whose source is replaced; empty for an unchanged chapter.
+        branches: the mutants that go on from forks.
+    """
+
+    id: str
+    cells: tuple[str, ...]
+    module: str = ""
+    source: str = ""
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +70,7 @@ class Outcome:
         outcome: `refused` by the card, `refused before` it, `survived`, or `broken` if it could not be run.
         by: the code cell, counted from 1, that refused; empty for a survivor.
         why: the first line of the refusal.
+        seconds: processor time, for a branch from its fork on.
     """
 
     id: str
@@ -74,27 +103,33 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _change_rows(experiment: str, do: str) -> None:
-    """Every load of the experiment's rows, by the chapter and by `recompute`, gives the changed ones."""
+def _change_rows(branch: Branch, names: dict) -> list[str]:
+    """Every load of the experiment's rows, by the chapter and by `recompute`, gives the changed ones.
+
+    Returns a list that grows with each load of them.
+    """
     import numpy as np
     import pandas as pd
 
     from moe_theory import experiments
     from moe_theory.experiments import store
 
-    whole = store.load
+    whole, loads = store.load, []
 
     def load(name, *args, **kwargs):
         rows = whole(name, *args, **kwargs)
-        if name == experiment:
-            before, names = rows.copy(), {"rows": rows, "np": np, "pd": pd}
-            exec(do, names)
-            rows = names["rows"]
+        if name == branch.experiment:
+            before, scope = rows.copy(), {"rows": rows, "np": np, "pd": pd}
+            exec(branch.do, scope)
+            rows = scope["rows"]
             if rows.equals(before):
-                raise NameError(f"the rows of {experiment} are unchanged")
+                raise NameError(f"the rows of {name} are unchanged")
+            loads.append(name)
         return rows
 
     store.load = experiments.load = load
+    names.update({name: load for name, value in names.items() if value is whole})
+    return loads
 
 
 def _draw_nothing() -> None:
@@ -106,33 +141,58 @@ def _draw_nothing() -> None:
     figures.table = lambda frame, caption, digits=2: None
 
 
-def _execute(task: Task) -> tuple[str, str, str]:
-    names = {"__name__": "__main__", "display": lambda *shown: None}
-    for number, source in enumerate(task.cells, 1):
-        try:
-            exec(compile(source, f"cell {number}", "exec"), names)
-        except Exception as error:
-            kind = "refused" if number == len(task.cells) else "refused before"
-            return (
-                kind if isinstance(error, REFUSALS) else "broken",
-                f"cell {number}",
-                f"{type(error).__name__}: {error}".split("\n")[0][:300],
-            )
-    return "survived", "", ""
-
-
 def _out_of_time(number, frame):
     raise TimeoutError(f"not done after {PATIENCE} s")
 
 
-def attempt(task: Task) -> Outcome:
-    """Run one task; to be called in a process that has imported nothing of the package but this module."""
+Found = tuple[str, str, str]  # outcome, by, why
+
+
+def _cell(cells: tuple[str, ...], index: int, names: dict) -> Found | None:
+    """Run one cell; what refused if it raised."""
+    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.alarm(PATIENCE)
+    try:
+        exec(compile(cells[index], f"cell {index + 1}", "exec"), names)
+    except Exception as error:
+        refused = "refused" if index == len(cells) - 1 else "refused before"
+        why = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+        return refused if isinstance(error, REFUSALS) else "broken", f"cell {index + 1}", why
+    finally:
+        signal.alarm(0)
+    return None
+
+
+def _go_on(branch: Branch, names: dict) -> Found:
+    loads = _change_rows(branch, names) if branch.experiment else [""]
+    for index in range(branch.start, len(branch.cells)):
+        if found := _cell(branch.cells, index, names):
+            return found
+    return ("survived", "", "") if loads else ("broken", "", f"no cell loads the rows of {branch.experiment}")
+
+
+def _forked(id: str, run: Callable[[], Found]) -> Outcome:
+    """What a function returns in a fork of this process, whose state it may change."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            os.write(writing, pickle.dumps(Outcome(id, *run(), round(time.process_time(), 1))))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(answer) if answer else Outcome(id, "broken", "", "its process died", 0.0)
+
+
+def attempt(task: Task) -> list[Outcome]:
+    """Run a task in a process that has imported nothing of the package but this module: the task's outcome first."""
     import torch
 
     torch.set_num_threads(1)
-    start = time.perf_counter()
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.alarm(PATIENCE)
+    start, names, found, branches = time.process_time(), {"__name__": "__main__"}, None, []
+    names["display"] = lambda *shown: None
     if task.module:
         if task.module in sys.modules:
             raise RuntimeError(f"{task.module} was imported before it could be changed")
@@ -140,14 +200,15 @@ def attempt(task: Task) -> Outcome:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             _draw_nothing()
-            if task.experiment:
-                _change_rows(task.experiment, task.do)
         except Exception as error:
-            outcome = "broken", "before the first cell", repr(error)[:300]
-        else:
-            outcome = _execute(task)
-    signal.alarm(0)
-    return Outcome(task.id, *outcome, round(time.perf_counter() - start, 1))
+            found = "broken", "before the first cell", repr(error)[:300]
+        for index in range(len(task.cells)):
+            branches += [_forked(b.id, lambda b=b: _go_on(b, names)) for b in task.branches if b.start == index]
+            found = found or _cell(task.cells, index, names)
+            if found:
+                break
+    found = found or ("survived", "", "")
+    return [Outcome(task.id, *found, round(time.process_time() - start, 1)), *branches]
 
 
 def attempts(tasks: list[Task], jobs: int) -> Iterator[Outcome]:
@@ -156,4 +217,5 @@ def attempts(tasks: list[Task], jobs: int) -> Iterator[Outcome]:
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)  # libraries, loaded once: a fresh process costs little
     with context.Pool(jobs, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(attempt, tasks, chunksize=1)
+        for outcomes in pool.imap_unordered(attempt, tasks, chunksize=1):
+            yield from outcomes

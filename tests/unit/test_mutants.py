@@ -1,0 +1,156 @@
+"""The machinery on a small chapter of its own, and what the book promises of its mutants."""
+
+import hashlib
+import re
+
+import nbformat
+import pytest
+import yaml
+
+from moe_theory import claims
+from moe_theory.mutants import registry
+from moe_theory.mutants.__main__ import main
+from moe_theory.mutants.registry import PACKAGE, lacking, mutants, outcomes, outcomes_by_claim
+
+CELLS = [
+    "seed = 0\nfrom moe_theory import claims, experiments\nfrom moe_theory.claims import Close, Compared",
+    "from moe_theory.theory.smoothing import kappa\nassert kappa('gaussian', 2.0) < kappa('gaussian', 1.0)",
+    "rows = experiments.load('contact')\nhalf = 0.5",
+    'claims.check("chen-lem-5.1", "sharpened", {"kappa": Compared(kappa("gaussian"), "<", 0.4),\n'
+    '    "half": Close(half, 0.5, relative=0.01), "gaps": Compared(rows["gap"].nunique(), ">", 1)})',
+    "raise SystemExit('cells after the card are not run')",
+]
+ROOT_TWO_PI = dict(place="theory/smoothing.py", old="else 1 / (scale * math.sqrt(2 * math.pi))")
+MUTANTS = {  # name: change, what becomes of it
+    "larger": (ROOT_TWO_PI | dict(new="else 1.05 / (scale * math.sqrt(2 * math.pi))"), ("refused", "cell 4")),
+    "smaller": (ROOT_TWO_PI | dict(new="else 0.95 / (scale * math.sqrt(2 * math.pi))"), ("survived", "")),
+    "inverted": (ROOT_TWO_PI | dict(new="else scale / math.sqrt(2 * math.pi)"), ("refused before", "cell 2")),
+    "cell": (dict(place="notebook", old="half = 0.5", new="half = 0.53"), ("refused", "cell 4")),
+    "typo": (dict(place="notebook", old="half = 0.5", new="half = hlf"), ("broken", "cell 3")),
+    "flat": (dict(place="rows contact", do='rows["gap"] = 1.0'), ("refused", "cell 4")),
+    "same": (dict(place="rows contact", do='rows["gap"] *= 1.0'), ("broken", "cell 3")),
+}
+
+
+def _row(name, change):
+    place = {"in" if key == "place" else key: value for key, value in change.items()}
+    return {"claim": "chen-lem-5.1", "name": name, "kind": "quantitative", "what": "a change"} | place
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A chapter of five cells, its mutants in a folder of their own."""
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "99_small.ipynb")
+    for name, value in (("FOLDER", tmp_path), ("NOTEBOOKS", tmp_path), ("OUTCOMES", tmp_path / "outcomes.json")):
+        monkeypatch.setattr(registry, name, value)
+    registry.code.cache_clear()
+
+    def write(*rows):
+        (tmp_path / "99_small.yml").write_text(yaml.safe_dump(list(rows)))
+
+    write(*(_row(name, change) for name, (change, _) in MUTANTS.items()))
+    yield write
+    registry.code.cache_clear()
+
+
+def _tree():
+    return {p: hashlib.sha256(p.read_bytes()).digest() for p in PACKAGE.rglob("*") if p.suffix in {".py", ".csv"}}
+
+
+def test_mutants_are_refused_or_survive_and_the_tree_stays(small, capsys):
+    before = _tree()
+    assert main(["run", "--jobs", "2"]) == 1
+    assert _tree() == before
+    known = outcomes()
+    found = {name: (known[f"chen-lem-5.1/{name}"]["outcome"], known[f"chen-lem-5.1/{name}"]["by"]) for name in MUTANTS}
+    assert found == {name: outcome for name, (_, outcome) in MUTANTS.items()}
+    assert {"commit", "torch", "digest", "seconds", "why"} <= set(known["chen-lem-5.1/larger"])
+    assert "survived: chen-lem-5.1/smaller" in capsys.readouterr().out
+    assert main(["spotcheck", "any text", "--jobs", "2"]) == 0
+    known["chen-lem-5.1/cell"]["outcome"] = "survived"
+    registry.store(known)
+    assert main(["spotcheck", "any text", "--jobs", "2"]) == 1
+    assert "cell: refused, stored as survived" in capsys.readouterr().out
+
+
+def test_a_chapter_that_does_not_pass_unchanged_is_named(small, tmp_path, capsys):
+    path = tmp_path / "99_small.ipynb"
+    path.write_text(path.read_text().replace('\\"<\\", 0.4', '\\"<\\", 0.3'))
+    small(_row("cell", MUTANTS["cell"][0]))
+    assert main(["run", "chen-lem-5.1", "--jobs", "1"]) == 1
+    assert "99_small does not pass unchanged, its mutants say nothing: cell 4" in capsys.readouterr().out
+
+
+def test_an_outcome_of_an_earlier_text_does_not_count(small, tmp_path):
+    change = MUTANTS["cell"][0]
+    small(_row("cell", change))
+    (mutant,) = mutants()
+    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}})
+    assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == "refused"
+    small(_row("cell", change | {"new": "half = 0.54"}))
+    assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == "not run"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"in": "theory/nothing.py"}, "in: expected a module of the package, `notebook` or `rows NAME`, got 'theory"),
+        ({"old": "half"}, "old: expected a text that stands once in notebook and is changed, found 3"),
+        ({"old": "no such text"}, "99_small.yml: chen-lem-5.1/cell: old: .* found 0"),
+        ({"new": "half = 0.5"}, "old: expected a text that stands once"),
+        ({"in": "rows contact"}, "expected statements under `do`"),
+        ({"kind": "large"}, "kind: expected one of"),
+        ({"claim": "dikkala-lem-1"}, "claim: expected a claim with a verdict, got 'dikkala-lem-1'"),
+        ({"claim": "chen-rem-c.2"}, "expected one cell that settles 'chen-rem-c.2', found 0"),
+        ({"size": 5}, r"unknown fields \['size'\]"),
+        ({"what": None, "in": None}, None),
+    ],
+)
+def test_a_stale_or_malformed_mutant_is_refused(small, change, message, capsys):
+    row = {k: v for k, v in (_row("cell", MUTANTS["cell"][0]) | change).items() if v is not None}
+    small(row)
+    with pytest.raises(ValueError, match=message or "expected the fields"):
+        mutants()
+    assert main(["status"]) == 2 and "error: " in capsys.readouterr().err
+
+
+def test_two_of_one_name_and_unknown_claims_are_refused(small):
+    with pytest.raises(ValueError, match=r"claim: expected claims with mutants, got \['chen-lem-99'\]"):
+        mutants(["chen-lem-99"])
+    row = _row("cell", MUTANTS["cell"][0])
+    small(row, row)
+    with pytest.raises(ValueError, match=r"got two of \['chen-lem-5.1/cell'\]"):
+        mutants()
+
+
+# What the book promises of its mutants.
+
+
+def test_every_settled_claim_has_a_quantitative_and_a_structural_mutant():
+    assert lacking() == {}
+
+
+def test_every_mutant_was_run_as_it_stands():
+    for claim, rows in outcomes_by_claim().items():
+        for row in rows:
+            assert row["outcome"] in ("refused", "refused before", "survived"), f"{claim}/{row['name']}"
+
+
+def test_what_a_mutant_changes_is_typeset():
+    for m in mutants():
+        outside = re.sub(r"[$][^$]+[$]", "", m.what + m.survives)
+        assert not re.search(r"[\^_~\\<>]", outside), f"{m.id}: {m.what}"
+
+
+def test_the_registry_is_typeset_in_sentences():
+    greek = r"\b(alpha|beta|gamma|delta|kappa|sigma|theta|tau|eta|lambda|epsilon)\b"
+    for claim, row in claims.registry().items():
+        for field in ("says", "note", "criterion"):
+            text = row.get(field, "A sentence.").strip()
+            outside = re.sub(r"[$][^$]+[$]", "", text)
+            assert not re.search(rf"[\^_~\\<>=]|{greek}", outside), f"{claim}: {field}: {outside}"
+            assert text.endswith((".", ".)")), f"{claim}: {field} is a sentence"
+        assert "suspect" not in row
+        if row["kind"] in ("table", "figure") and "verdict" in row:
+            assert "criterion" in row, f"{claim}: a table or figure says what decides"
