@@ -1,7 +1,8 @@
 """Exact routing probabilities against the ways people usually get them, as ratios within one run.
 
 `make bench` prints the times; the number in brackets is the ratio to the fastest. A row of M = 8
-costs the exact rule 8 pieces x 5 nodes x 8 experts x 3 multiplications, about 1,000.
+costs the exact rule 8 pieces x 5 nodes x 8 experts x 3 multiplications, about 1,000 and, with all the
+rest, 3,000 operations. 100,000 rows: 0.3 billion operations on 13 MB of logits and answers.
 """
 
 import numpy as np

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from moe_theory.theory import smoothing
 from moe_theory.theory.smoothing import gaussian_constant, kappa, local_lipschitz, route_probabilities
 
 LAWS = ("uniform", "gaussian")
@@ -62,6 +63,51 @@ def test_shift_permutation_scale_and_batching(noise):
     assert torch.allclose(p, route_probabilities(0.3 * h, noise, 0.3), atol=1e-13)
     assert torch.allclose(p[1, 2], route_probabilities(h[1, 2], noise), atol=1e-15)
     assert route_probabilities(h[:0], noise).shape == (0, 4, 6)
+
+
+@pytest.mark.parametrize("M", [1, 2, 3, 5, 8, 13])
+def test_the_product_of_the_others_is_taken_without_a_division(M):
+    G = torch.rand(4, M, 3, generator=torch.Generator().manual_seed(M), dtype=torch.float64)
+    G[1, 0], G[2, : M // 2], G[3] = 0, 0, 1
+    others = [torch.cat([G[:, :m], G[:, m + 1 :]], 1).prod(1) for m in range(M)]
+    assert torch.allclose(smoothing._products_without(G), torch.stack(others, 1), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize("block", [1, 100, 1 << 30])
+def test_blocks_of_any_size_give_the_same_numbers(monkeypatch, noise, block):
+    h = torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(5, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def numbers():
+        p = route_probabilities(h, noise)
+        return p.detach(), torch.autograd.grad((weight * p).sum(), h)[0], local_lipschitz(h.detach(), noise)
+
+    expected = numbers()
+    monkeypatch.setattr(smoothing, "BLOCK", block)
+    for found, wanted in zip(numbers(), expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-14)
+
+
+def test_the_loops_run_on_one_thread_and_leave_the_setting_as_it_was(monkeypatch):
+    seen, before = [], torch.get_num_threads()
+
+    def density(z):
+        seen.append(torch.get_num_threads())
+        if z.shape[1] == 3:
+            raise RuntimeError("three experts")
+        return z
+
+    monkeypatch.setitem(smoothing._LAWS, "uniform", smoothing._LAWS["uniform"]._replace(density=density))
+    try:
+        torch.set_num_threads(2)
+        route_probabilities([0.0, 1.0])
+        assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError, match="three experts"):
+            route_probabilities([0.0, 1.0, 2.0])
+        assert torch.get_num_threads() == 2 and set(seen) == {1}
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("noise", LAWS)
