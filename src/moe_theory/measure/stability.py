@@ -10,6 +10,7 @@ to Theta_1, one on B2 to Theta_2, and the two networks are compared on B3:
 The estimates are the largest values of 200 draws, each for itself.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,8 +24,6 @@ from moe_theory.models.layers import Fan, Linear, Stack, Words
 from moe_theory.models.routers import gumbel
 
 DRAWS, BATCH = 200, 64
-#: Draws computed together: enough for large products, few enough that their parameters stay small.
-CHUNK = 20
 
 Parameters = dict[str, Tensor]
 
@@ -54,6 +53,18 @@ class Batches(NamedTuple):
     noise: Float[Tensor, "D 4 b ..."]
 
 
+def chunk(model: nn.Module) -> int:
+    """Draws computed together: enough for large products, few enough that their parameters stay small."""
+    return max(20, 300_000 // sum(p.numel() for p in model.parameters()))
+
+
+@functools.lru_cache(maxsize=8)
+def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "count b"], Tensor]:
+    """`count` batches, and the state of the generator after them; many networks are measured on the same ones."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]), rng.get_state()
+
+
 def draw_batches(model: nn.Module, n: int, draws: int, batch: int, seed: int) -> Batches:
     """Batches without repetition within each, out of n examples, and Gumbel noise of the model's shape.
 
@@ -62,11 +73,10 @@ def draw_batches(model: nn.Module, n: int, draws: int, batch: int, seed: int) ->
     """
     if check.integer("batch", batch, 1) > n:
         raise ValueError(f"batch: expected at most n = {n}, got {batch}")
-    rng = torch.Generator().manual_seed(seed)
-    count = 3 * check.integer("draws", draws, 1)
-    index = torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]).view(-1, 3, batch)
-    dtype = next(model.parameters()).dtype
-    return Batches(index, gumbel((draws, 4, *model.noise_shape(batch)), rng, dtype))
+    index, state = _index(n, 3 * check.integer("draws", draws, 1), batch, seed)
+    rng, dtype = torch.Generator(), next(model.parameters()).dtype
+    rng.set_state(state)
+    return Batches(index.view(-1, 3, batch), gumbel((draws, 4, *model.noise_shape(batch)), rng, dtype))
 
 
 def losses(model: nn.Module) -> Callable:
@@ -194,7 +204,7 @@ def estimate(
     """
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed)
-    parts = [_estimate(model, x, y, rate, Batches(*part)) for part in zip(*(t.split(CHUNK) for t in plan), strict=True)]
+    parts = [_estimate(model, x, y, rate, Batches(*part)) for part in zip(*(t.split(chunk(model)) for t in plan), strict=True)]
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
         raise ValueError("model: expected two steps on different batches to lead apart, got the same point")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
 
 from moe_theory import _validate as check
-from moe_theory.measure.stability import BATCH, CHUNK, draw_batches, losses
+from moe_theory.measure.stability import BATCH, chunk, draw_batches, losses
 from moe_theory.models.sparse import SparseNetwork
 
 
@@ -76,7 +76,7 @@ def two_steps(model: SparseNetwork, x: Tensor, y: Tensor, rate: float, draws: in
         parameter_vector(model),
         vector_losses(model),
     )
-    step = vmap(grad(lambda w, *data: each(w, *data)[0].mean()), (None, 0, 0), chunk_size=CHUNK)
+    step = vmap(grad(lambda w, *data: each(w, *data)[0].mean()), (None, 0, 0), chunk_size=chunk(model))
     one, two = (theta - check.positive("rate", rate) * step(theta, x[plan[:, i]], y[plan[:, i]]) for i in (0, 1))
     return Steps(one, two, plan[:, 2])
 
@@ -86,7 +86,7 @@ def parts_of_eps(
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
     steps = two_steps(model, x, y, rate, draws, batch, seed)
-    evaluate = vmap(vector_losses(model), chunk_size=CHUNK)
+    evaluate = vmap(vector_losses(model), chunk_size=chunk(model))
     (l1, pi1), (l2, pi2) = (evaluate(w, x[steps.third], y[steps.third]) for w in (steps.one, steps.two))
     flipped = ((pi1 > 0) != (pi2 > 0)).flatten(2).any(-1)
     apart = (l1 - l2).abs()
