@@ -211,7 +211,8 @@ def separation(
     expert: str,
     atoms: list[int],
     tries: tuple[tuple[int, Tensor], ...] = (),
-    steps: int = 150,
+    steps: int = 2000,
+    closed: float = 0.98,
 ) -> Separation:
     """Condition (S) at the sample x: how small second-order parts at `atoms` can be made modulo first-order ones.
 
@@ -224,6 +225,8 @@ def separation(
     Args:
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
+        steps: at most so many; fewer when
+        closed: this share of the distance found is certified, or that distance is rounding.
 
     Raises:
         ValueError: for no atoms, atoms that are not there, or ReLU, which is not twice differentiable.
@@ -250,6 +253,8 @@ def separation(
         eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
         j = int(eigenvalues[:, 0].argmin())
         lowest = max(lowest, 2 * float(eigenvalues[j, 0]) - float(at @ at))
+        if max(lowest**0.5 / closed, 1e-12) >= float(at.norm()):
+            break
         vertices = [(i, v) for i, v, _ in kept] + [(j, vectors[j, :, 0])]
     T = torch.zeros(m, q, q, dtype=J.dtype)
     for i, v, p in kept:

@@ -77,11 +77,13 @@ def singular_gap(J: Float[Tensor, "n p"], gap: float = 1e3) -> Gap:
     """Columns of J less its rank. Columns are scaled to norm 1 first; the limit is `n eps` of the largest value.
 
     Raises:
-        ValueError: where the smallest value above the limit is not `gap` times the largest below: the
-            sample does not decide.
+        ValueError: for J = 0, and where the smallest value above the limit is not `gap` times the largest
+            below: the sample does not decide.
     """
     scale = J.norm(dim=0)
     sigma = torch.linalg.svdvals(J / torch.where(scale > 0, scale, 1.0))
+    if not sigma[0] > 0:
+        raise ValueError("J: expected a matrix that is not 0, and finite numbers")
     sigma, cut = sigma / sigma[0], len(J) * torch.finfo(J.dtype).eps
     kept, dropped = sigma[sigma > cut], sigma[sigma <= cut]
     if len(dropped) and kept[-1] < gap * dropped[0]:
