@@ -204,10 +204,8 @@ def estimate(
     """
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed)
-    parts = [
-        _estimate(model, x, y, rate, Batches(*part))
-        for part in zip(*(t.split(chunk(model)) for t in plan), strict=True)
-    ]
+    columns = (t.split(chunk(model)) for t in plan)
+    parts = [_estimate(model, x, y, rate, Batches(*part)) for part in zip(*columns, strict=True)]
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
         raise ValueError("model: expected two steps on different batches to lead apart, got the same point")
