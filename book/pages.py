@@ -42,7 +42,7 @@ def ledger_page(ledger: dict) -> str:
         "# The ledger\n",
         "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows "
         "from the executed chapters; a claim without a card in one of them is open. A mutant is a small change of what "
-        "a claim's card guards, a constant off by 5 % or a term dropped: the last column says under how many of "
+        "a claim's card guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many of "
         "them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the check. "
         '<a href="../ledger.json">The same as JSON.</a>\n',
         ":::{include} _verdicts.md\n:::\n",
@@ -75,12 +75,13 @@ def _evidence(rows: list) -> str:
 
 def errata_page(ledger: dict) -> str:
     """The claims whose verdict says something their paper does not."""
+    # Sphinx loads MathJax where it sees a formula; those in HTML it does not see, so each page's first words hold one
     out = [
         "# Errata and sharper forms\n",
         "Claims whose verdict is sharpened, corrected, fails or differs, each with the note of the chapter that "
         "derives it. The page is generated from the ledger. A finding here is a remark between colleagues: "
         "the papers' main conclusions are judged in the chapters, and where one of our readings is wrong, its "
-        "check should be shown to fail.\n",
+        "check should be shown to fail. Of a residual of rounding only its limit is shown, such as $10^{-12}$.\n",
     ]
     for r in ledger["claims"]:
         if r["verdict"] not in NEWS:

@@ -11,24 +11,26 @@ from moe_theory import claims
 from moe_theory.mutants import registry
 from moe_theory.mutants.__main__ import main
 from moe_theory.mutants.registry import PACKAGE, lacking, mutants, outcomes, outcomes_by_claim
+from moe_theory.mutants.slicing import needed
 
 CELLS = [
     "seed = 0\nfrom moe_theory import claims, experiments\nfrom moe_theory.claims import Close, Compared",
-    "from moe_theory.theory.smoothing import kappa\nassert kappa('gaussian', 2.0) < kappa('gaussian', 1.0)",
+    "from moe_theory.theory.smoothing import kappa\nlarge = kappa('gaussian')\nassert kappa('gaussian', 2.0) < large",
+    "raise SystemExit('cells that the card does not need are not run')",
     "rows = experiments.load('contact')\nhalf = 0.5",
-    'claims.check("chen-lem-5.1", "sharpened", {"kappa": Compared(kappa("gaussian"), "<", 0.4),\n'
+    'claims.check("chen-lem-5.1", "sharpened", {"kappa": Compared(large, "<", 0.4),\n'
     '    "half": Close(half, 0.5, relative=0.01), "gaps": Compared(rows["gap"].nunique(), ">", 1)})',
     "raise SystemExit('cells after the card are not run')",
 ]
 ROOT_TWO_PI = dict(place="theory/smoothing.py", old="else 1 / (scale * math.sqrt(2 * math.pi))")
 MUTANTS = {  # name: change, what becomes of it
-    "larger": (ROOT_TWO_PI | dict(new="else 1.05 / (scale * math.sqrt(2 * math.pi))"), ("refused", "cell 4")),
+    "larger": (ROOT_TWO_PI | dict(new="else 1.05 / (scale * math.sqrt(2 * math.pi))"), ("refused", "cell 5")),
     "smaller": (ROOT_TWO_PI | dict(new="else 0.95 / (scale * math.sqrt(2 * math.pi))"), ("survived", "")),
     "inverted": (ROOT_TWO_PI | dict(new="else scale / math.sqrt(2 * math.pi)"), ("refused before", "cell 2")),
-    "cell": (dict(place="notebook", old="half = 0.5", new="half = 0.53"), ("refused", "cell 4")),
-    "typo": (dict(place="notebook", old="half = 0.5", new="half = hlf"), ("broken", "cell 3")),
-    "flat": (dict(place="rows contact", do='rows["gap"] = 1.0'), ("refused", "cell 4")),
-    "same": (dict(place="rows contact", do='rows["gap"] *= 1.0'), ("broken", "cell 3")),
+    "cell": (dict(place="notebook", old="half = 0.5", new="half = 0.53"), ("refused", "cell 5")),
+    "typo": (dict(place="notebook", old="half = 0.5", new="half = hlf"), ("broken", "cell 4")),
+    "flat": (dict(place="rows contact", do='rows["gap"] = 1.0'), ("refused", "cell 5")),
+    "same": (dict(place="rows contact", do='rows["gap"] *= 1.0'), ("broken", "cell 4")),
 }
 
 
@@ -79,7 +81,7 @@ def test_a_chapter_that_does_not_pass_unchanged_is_named(small, tmp_path, capsys
     path.write_text(path.read_text().replace('\\"<\\", 0.4', '\\"<\\", 0.3'))
     small(_row("cell", MUTANTS["cell"][0]))
     assert main(["run", "chen-lem-5.1", "--jobs", "1"]) == 1
-    assert "99_small does not pass unchanged, its mutants say nothing: cell 4" in capsys.readouterr().out
+    assert "chen-lem-5.1 does not pass unchanged, its mutants say nothing: cell 5" in capsys.readouterr().out
 
 
 def test_an_outcome_of_an_earlier_text_does_not_count(small, tmp_path):
@@ -122,6 +124,28 @@ def test_two_of_one_name_and_unknown_claims_are_refused(small):
     small(row, row)
     with pytest.raises(ValueError, match=r"got two of \['chen-lem-5.1/cell'\]"):
         mutants()
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        (["a = 1", "b = 2", "check(a)"], [0, 2]),
+        (["a = 1", "a = 2", "check(a)"], [1, 2]),
+        (["a = 1", "a = a + 1", "check(a)"], [0, 1, 2]),
+        (["a = 1", "a += 1", "check(a)"], [0, 1, 2]),
+        (["a = 1", "if a:\n    a = 2", "check(a)"], [0, 1, 2]),
+        (["c = 3", "def f(x):\n    return x + c", "x = 1", "check(f(4))"], [0, 1, 3]),
+        (["c = 3", "f = lambda x: x + c", "c = 4", "check(f(4))"], [0, 1, 2, 3]),
+        (["a = []", "a.append(1)", "print(a)", "check(a)"], [0, 1, 3]),
+        (["a = {}", "a['k'] = 1", "check(a)"], [0, 1, 2]),
+        (["import math as m", "m.sqrt(4)", "check(m.pi)"], [0, 2]),
+        (["k = 1", "s = [k for k in range(3)]", "check(s)"], [1, 2]),
+        (["k = 1", "for k in range(3):\n    s = k", "check(s)"], [1, 2]),
+        (["a = 1", "assert a == 1", "check(a)"], [0, 2]),
+    ],
+)
+def test_the_cells_that_a_card_depends_on(cells, kept):
+    assert needed(cells, len(cells) - 1) == kept
 
 
 # What the book promises of its mutants.

@@ -17,32 +17,31 @@ SPOTS = 12
 
 
 def tasks(chosen: list[Mutant]) -> list[Task]:
-    """The processes that run some mutants: for each chapter one that branches, and one for each changed module."""
+    """The processes that run some mutants: for each claim one that branches, and one for each changed module."""
     found = []
-    for chapter in dict.fromkeys(m.chapter for m in chosen):
-        own = [m for m in chosen if m.chapter == chapter]
-        branches = tuple(_branch(m) for m in own if not m.of_module)
-        upto = max(registry.card_cell(m.claim, chapter) for m in own) + 1
-        found.append(Task(chapter, tuple(registry.code(chapter)[:upto]), branches=branches))
-    return found + [_of_module(m) for m in chosen if m.of_module]
+    for claim in dict.fromkeys(m.claim for m in chosen):
+        own = [m for m in chosen if m.claim == claim]
+        cells = registry.cells_for(claim, own[0].chapter)
+        branches = tuple(_branch(m, cells) for m in own if not m.of_module)
+        found.append(Task(claim, cells, branches=branches))
+        found += [_of_module(m, cells) for m in own if m.of_module]
+    return found
 
 
-def _of_module(m: Mutant) -> Task:
+def _of_module(m: Mutant, cells: tuple[str, ...]) -> Task:
     parts = ["moe_theory", *m.place.removesuffix(".py").removesuffix("/__init__").split("/")]
-    upto = registry.card_cell(m.claim, m.chapter) + 1
-    return Task(m.id, tuple(registry.code(m.chapter)[:upto]), module=".".join(parts), source=registry.changed(m))
+    return Task(m.id, cells, module=".".join(parts), source=registry.changed(m))
 
 
-def _branch(m: Mutant) -> Branch:
-    """The chapter from the first cell that a mutant touches: a changed cell, or one that names the experiment."""
-    upto, cells = registry.card_cell(m.claim, m.chapter) + 1, registry.code(m.chapter)
+def _branch(m: Mutant, cells: tuple[str, ...]) -> Branch:
+    """The claim's cells from the first that a mutant touches: a changed cell, or one that names the experiment."""
     if m.place == "notebook":
-        changed = registry.changed(m)[:upto]
-        start = next((i for i, (a, b) in enumerate(zip(cells, changed, strict=False)) if a != b), upto - 1)
-        return Branch(m.id, tuple(changed), start)
+        changed = tuple(new if old else "" for old, new in zip(cells, registry.changed(m), strict=False))
+        start = next((i for i, (old, new) in enumerate(zip(cells, changed, strict=True)) if old != new), len(cells) - 1)
+        return Branch(m.id, changed, start)
     experiment = m.place.removeprefix("rows ")
-    start = next((i for i, cell in enumerate(cells[:upto]) if f'"{experiment}"' in cell), 0)
-    return Branch(m.id, tuple(cells[:upto]), start, experiment, m.do)
+    start = next((i for i, cell in enumerate(cells) if f'"{experiment}"' in cell), 0)
+    return Branch(m.id, cells, start, experiment, m.do)
 
 
 def _bad(outcome: str, survives: str) -> bool:
@@ -55,7 +54,7 @@ def run(chosen: list[Mutant], jobs: int) -> int:
     start, made_by, known = time.perf_counter(), provenance(), outcomes()
     by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
     todo = tasks(chosen)
-    total = len(chosen) + len({m.chapter for m in chosen})
+    total = len(chosen) + len({m.claim for m in chosen})
     for o in tqdm(attempts(todo, jobs), total=total, unit="run", mininterval=5):
         if o.id not in by_id:
             if o.outcome != "survived":
@@ -75,9 +74,9 @@ def spotcheck(seed: str, jobs: int) -> int:
     """Run a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
     everyone, known = mutants(), outcomes()
     chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
-    off, chapters = 0, {m.chapter for m in chosen}
+    off, claims = 0, {m.claim for m in chosen}
     for o in attempts(tasks(chosen), jobs):
-        if o.id in chapters:
+        if o.id in claims:
             continue
         stored = known.get(o.id, {}).get("outcome", "not run")
         print(f"{o.id}: {o.outcome}" + (f", stored as {stored}: {o.by} {o.why}" if o.outcome != stored else ""))

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from moe_theory.claims import registry as claims
+from moe_theory.mutants.slicing import needed
 
 FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent
@@ -83,6 +84,13 @@ def card_cell(claim: str, chapter: str) -> int:
     if len(found) != 1:
         raise ValueError(f"{chapter}: expected one cell that settles {claim!r}, found {len(found)}")
     return found[0]
+
+
+def cells_for(claim: str, chapter: str) -> tuple[str, ...]:
+    """The chapter's code cells up to a claim's card; those that the card does not depend on are empty."""
+    cells, card = code(chapter), card_cell(claim, chapter)
+    kept = set(needed(cells, card))
+    return tuple(cell if i in kept else "" for i, cell in enumerate(cells[: card + 1]))
 
 
 def _mutant(row: dict, chapter: str) -> Mutant:

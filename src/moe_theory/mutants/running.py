@@ -1,8 +1,8 @@
 """Run mutants: each in a process of its own, which sees the changed copy and draws no figures.
 
-A changed module has to be there before it is imported, so its mutant runs the chapter from the first cell in
+A changed module has to be there before it is imported, so its mutant runs the claim's cells from the first in
 a fresh process. A changed cell, or changed rows, matter only from the first cell that they touch. Up to there one
-process runs the chapter for all of them, and each mutant goes on from a fork of it.
+process runs the cells for all of them, and each mutant goes on from a fork of it.
 
 This module is imported in those processes before a change takes effect, so it imports no other of the package.
 """
@@ -28,11 +28,11 @@ PRELOADED = ["torch.func", "pandas", "scipy.stats", "scipy.optimize", "scipy.int
 
 @dataclass(frozen=True)
 class Branch:
-    """A mutant that goes on from a fork of its chapter.
+    """A mutant that goes on from a fork of its claim's process.
 
     Attributes:
         id: of the mutant.
-        cells: code of the chapter up to the card, changed.
+        cells: code cells up to the card, changed; those that the card does not need are empty.
         start: index of the first cell that the change can touch.
         experiment, do: whose rows are changed, and how; empty for a changed cell.
     """
@@ -46,12 +46,12 @@ class Branch:
 
 @dataclass(frozen=True)
 class Task:
-    """A chapter to run, and what to change in it.
+    """The cells of a claim to run, and what to change in them.
 
     Attributes:
-        id: of the mutant, or for an unchanged chapter its name.
-        cells: code of the chapter up to a card.
-        module, source: the module whose source is replaced; empty for an unchanged chapter.
+        id: of the mutant, or of the claim if nothing is changed.
+        cells: code cells up to the card; those that it does not need are empty.
+        module, source: the module whose source is replaced; empty if nothing is changed.
         branches: the mutants that go on from forks.
     """
 
