@@ -136,6 +136,7 @@ def test_two_of_one_name_and_unknown_claims_are_refused(small):
         (["a = 1", "if a:\n    a = 2", "check(a)"], [0, 1, 2]),
         (["c = 3", "def f(x):\n    return x + c", "x = 1", "check(f(4))"], [0, 1, 3]),
         (["c = 3", "f = lambda x: x + c", "c = 4", "check(f(4))"], [0, 1, 2, 3]),
+        (["c = 3", "def g():\n    return c", "def f():\n    return g()\n\n\ns = [f()]", "check(s)"], [0, 1, 2, 3]),
         (["a = []", "a.append(1)", "print(a)", "check(a)"], [0, 1, 3]),
         (["a = {}", "a['k'] = 1", "check(a)"], [0, 1, 2]),
         (["import math as m", "m.sqrt(4)", "check(m.pi)"], [0, 2]),

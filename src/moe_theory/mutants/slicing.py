@@ -33,7 +33,11 @@ class _Flow(ast.NodeVisitor):
 
     def __init__(self, tree: ast.Module):
         self.read, self.bound, self.replaced, self.sure = set(), set(), set(), True
+        self.own = dict(_bodies(tree))  # functions of this cell: a call of one reads what it reads
         self.visit(tree)
+
+    def _reads(self, names: set[str]) -> None:
+        self.read |= _closure(names, self.own) - self.replaced
 
     def _binds(self, name: str) -> None:
         self.bound.add(name)
@@ -43,8 +47,8 @@ class _Flow(ast.NodeVisitor):
     def visit_Name(self, node):
         if not isinstance(node.ctx, ast.Load):
             self._binds(node.id)
-        elif node.id not in self.replaced:
-            self.read.add(node.id)
+        else:
+            self._reads({node.id})
 
     def visit_Assign(self, node):
         for part in (node.value, *node.targets):
@@ -82,7 +86,7 @@ class _Flow(ast.NodeVisitor):
 
     def generic_visit(self, node):
         if isinstance(node, SCOPES):
-            self.read |= _free(node) - self.replaced
+            self._reads(_free(node))
         else:
             super().generic_visit(node)
 
