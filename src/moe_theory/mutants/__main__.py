@@ -71,16 +71,17 @@ def run(chosen: list[Mutant], jobs: int) -> int:
 
 
 def spotcheck(seed: str, jobs: int) -> int:
-    """Run a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
-    everyone, known = mutants(), outcomes()
-    chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
+    """Run again a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
+    known = outcomes()
+    stored = [m for m in mutants() if m.id in known]
+    chosen = random.Random(seed).sample(stored, min(SPOTS, len(stored)))
     off, claims = 0, {m.claim for m in chosen}
     for o in attempts(tasks(chosen), jobs):
         if o.id in claims:
             continue
-        stored = known.get(o.id, {}).get("outcome", "not run")
-        print(f"{o.id}: {o.outcome}" + (f", stored as {stored}: {o.by} {o.why}" if o.outcome != stored else ""))
-        off += o.outcome != stored
+        before = known[o.id]["outcome"]
+        print(f"{o.id}: {o.outcome}" + (f", stored as {before}: {o.by} {o.why}" if o.outcome != before else ""))
+        off += o.outcome != before
     print(f"{len(chosen) - off} of {len(chosen)} mutants end as stored")
     return 1 if off else 0
 
