@@ -71,7 +71,7 @@ def test_mutants_are_refused_or_survive_and_the_tree_stays(small, capsys):
     assert "survived: chen-lem-5.1/smaller" in capsys.readouterr().out
     assert main(["spotcheck", "any text", "--jobs", "2"]) == 0
     known["chen-lem-5.1/cell"]["outcome"] = "survived"
-    registry.store(known)
+    registry.store(known, mutants())
     assert main(["spotcheck", "any text", "--jobs", "2"]) == 1
     assert "cell: refused, stored as survived" in capsys.readouterr().out
 
@@ -88,7 +88,7 @@ def test_an_outcome_of_an_earlier_text_does_not_count(small, tmp_path):
     change = MUTANTS["cell"][0]
     small(_row("cell", change))
     (mutant,) = mutants()
-    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}})
+    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}}, [mutant])
     assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == "refused"
     small(_row("cell", change | {"new": "half = 0.54"}))
     assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == "not run"
@@ -140,6 +140,7 @@ def test_two_of_one_name_and_unknown_claims_are_refused(small):
         (["a = []", "a.append(1)", "print(a)", "check(a)"], [0, 1, 3]),
         (["a = {}", "a['k'] = 1", "check(a)"], [0, 1, 2]),
         (["import math as m", "m.sqrt(4)", "check(m.pi)"], [0, 2]),
+        (["import torch", "torch.set_default_dtype(torch.float64)", "check(f())"], [0, 1, 2]),
         (["k = 1", "s = [k for k in range(3)]", "check(s)"], [1, 2]),
         (["k = 1", "for k in range(3):\n    s = k", "check(s)"], [1, 2]),
         (["a = 1", "assert a == 1", "check(a)"], [0, 2]),

@@ -51,7 +51,7 @@ def _bad(outcome: str, survives: str) -> bool:
 
 def run(chosen: list[Mutant], jobs: int) -> int:
     """Run mutants, storing what became of each as it ends; 1 if one survives that must not, or is broken."""
-    start, made_by, known = time.perf_counter(), provenance(), outcomes()
+    start, made_by, known, everyone = time.perf_counter(), provenance(), outcomes(), mutants()
     by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
     todo = tasks(chosen)
     total = len(chosen) + len({m.claim for m in chosen})
@@ -62,7 +62,7 @@ def run(chosen: list[Mutant], jobs: int) -> int:
             continue
         m = by_id[o.id]
         known[m.id] = dict(outcome=o.outcome, by=o.by, why=o.why, seconds=o.seconds, digest=m.digest(), **made_by)
-        registry.store(known)
+        registry.store(known, everyone)
         refused += o.outcome.startswith("refused")
         if _bad(o.outcome, m.survives):
             bad.append(f"{o.outcome}: {m.id}: {m.what} {o.why}")

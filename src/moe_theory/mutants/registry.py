@@ -178,9 +178,9 @@ def outcomes() -> dict[str, dict]:
     return json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
 
 
-def store(known: dict[str, dict]) -> None:
-    """Write outcomes in the order of the mutants; those of mutants that are gone are dropped."""
-    kept = {m.id: known[m.id] for m in mutants() if m.id in known}
+def store(known: dict[str, dict], everyone: list[Mutant]) -> None:
+    """Write the outcomes of `everyone` there is, in that order; those of mutants that are gone are dropped."""
+    kept = {m.id: known[m.id] for m in everyone if m.id in known}
     text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
     new = OUTCOMES.with_suffix(".new")
     new.write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ def needed(cells: list[str], card: int) -> list[int]:
     found, wanted = [card], _closure(flows[card].read, bodies)
     for index in range(card - 1, -1, -1):
         flow = flows[index]
-        if wanted & (flow.bound | _changed(trees[index]) - modules):
+        if wanted & (flow.bound | _changed(trees[index]) - modules) or _sets(trees[index], modules):
             found.append(index)
             wanted = (wanted - flow.replaced) | _closure(flow.read, bodies)
     return found[::-1]
@@ -129,6 +129,12 @@ def _changed(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             found |= _base(node.value.func) if isinstance(node.value.func, ast.Attribute) else set()
     return found
+
+
+def _sets(tree: ast.Module, modules: set[str]) -> bool:
+    """Whether a cell sets something of a module for all cells after it, as `torch.set_default_dtype` does."""
+    calls = [node.value.func for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    return any(isinstance(f, ast.Attribute) and f.attr.startswith("set_") and _base(f) & modules for f in calls)
 
 
 def _base(node: ast.expr) -> set[str]:
