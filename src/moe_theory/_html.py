@@ -22,4 +22,5 @@ def number(value, digits: int) -> str:
     factor, _, power = f"{float(value):.{digits}g}".partition("e")
     if not power:
         return factor
-    return rf"$10^{{{int(power)}}}$" if factor == "1" else rf"${factor} \cdot 10^{{{int(power)}}}$"
+    sign = {"1": "", "-1": "-"}.get(factor)
+    return rf"${factor} \cdot 10^{{{int(power)}}}$" if sign is None else rf"${sign}10^{{{int(power)}}}$"

@@ -73,13 +73,13 @@ def run(chosen: list[Mutant], jobs: int) -> int:
 def spotcheck(seed: str, jobs: int) -> int:
     """Run again a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
     known = outcomes()
-    stored = [m for m in mutants() if m.id in known]
-    chosen = random.Random(seed).sample(stored, min(SPOTS, len(stored)))
+    everyone = mutants()
+    chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
     off, claims = 0, {m.claim for m in chosen}
     for o in attempts(tasks(chosen), jobs):
         if o.id in claims:
             continue
-        before = known[o.id]["outcome"]
+        before = known.get(o.id, {}).get("outcome", "not run")
         print(f"{o.id}: {o.outcome}" + (f", stored as {before}: {o.by} {o.why}" if o.outcome != before else ""))
         off += o.outcome != before
     print(f"{len(chosen) - off} of {len(chosen)} mutants end as stored")
