@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
+from moe_theory.streams import stream
 
 
 class Activation(NamedTuple):
@@ -68,8 +69,7 @@ class PatchCNN(nn.Module):
         if check.integer("filters", filters, 2) % 2:
             raise ValueError(f"filters: expected an even number, half for each sign, got {filters}")
         self.sigma = activation(activation_name)
-        rng = torch.Generator().manual_seed(seed)
-        draw = (torch.rand(filters, d + 1, generator=rng) * 2 - 1) / math.sqrt(d)
+        draw = torch.from_numpy(stream(seed, "weights").uniform(-1, 1, (filters, d + 1))).float() / math.sqrt(d)
         self.w = nn.Parameter(draw[:, :d].clone())
         self.b = nn.Parameter(draw[:, d].clone())
         self.register_buffer("a", torch.ones(filters).index_fill_(0, torch.arange(filters // 2, filters), -1.0))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 from moe_theory.models.experts import activation, patch_cnn
 from moe_theory.models.routers import LinearRouter, top1_noisy
+from moe_theory.streams import stream
 
 
 class PatchMoE(nn.Module):
@@ -40,8 +41,8 @@ class PatchMoE(nn.Module):
         super().__init__()
         self.router = LinearRouter(d, experts, dtype)
         self.sigma = activation(activation_name)
-        rng = torch.Generator().manual_seed(seed)
-        W = torch.randn(experts, check.integer("filters", filters, 1), d, generator=rng, dtype=torch.float64)
+        shape = (experts, check.integer("filters", filters, 1), d)
+        W = torch.from_numpy(stream(seed, "weights").standard_normal(shape))
         self.W = nn.Parameter((check.positive("sigma_0", sigma_0) * W).to(dtype))
 
     def dispatched(self, x: Float[Tensor, "n P d"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field, fields
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.streams import stream
 
 #: The strength laws of the paper's synthetic study (Appendix A.2), and the one its Table 7 names.
 SETTINGS = {
@@ -124,14 +126,14 @@ class PatchTask:
         for name in ("alpha", "beta", "gamma"):
             check.strength_range(name, getattr(self, name))
         check.positive("sigma_p", self.sigma_p)
-        rng = torch.Generator().manual_seed(self.seed)
-        signals = torch.linalg.qr(torch.randn(self.d, 2 * self.K, generator=rng, dtype=torch.float64)).Q.T
+        rng = stream(self.seed, "signals")
+        signals = torch.linalg.qr(torch.from_numpy(rng.standard_normal((self.d, 2 * self.K)))).Q.T
         object.__setattr__(self, "v", signals[: self.K].contiguous())
         object.__setattr__(self, "c", signals[self.K :].contiguous())
 
     def coefficients(self, n: int, seed: int) -> Coefficients:
         """Draw the coefficients of n examples (float64); `sample` with the same seed uses the same."""
-        return self._coefficients(check.integer("n", n, 1), torch.Generator().manual_seed(seed))
+        return self._coefficients(check.integer("n", n, 1), stream(seed, "examples"))
 
     def sample(self, n: int, seed: int, dtype: torch.dtype = torch.float32) -> PatchBatch:
         """Draw n examples; the same seed gives the same examples.
@@ -142,9 +144,9 @@ class PatchTask:
             dtype: floating type of the batch.
         """
         check.integer("n", n, 1)
-        rng = torch.Generator().manual_seed(seed)
+        rng = stream(seed, "examples")
         a = self._coefficients(n, rng)
-        noise = torch.randn(n, self.P - 3, self.d, generator=rng, dtype=torch.float64)
+        noise = torch.from_numpy(rng.standard_normal((n, self.P - 3, self.d)))
         ordered = torch.cat(
             [
                 ((a.y * a.alpha)[:, None] * self.v[a.cluster])[:, None],
@@ -154,21 +156,21 @@ class PatchTask:
             ],
             dim=1,
         )
-        role = torch.rand(n, self.P, generator=rng).argsort(dim=1)
+        role = torch.from_numpy(rng.random((n, self.P))).argsort(dim=1)
         x = ordered.gather(1, role[:, :, None].expand(-1, -1, self.d)).to(dtype)
         values = {f.name: getattr(a, f.name) for f in fields(Coefficients)}
         values = {k: t.to(dtype) if t.is_floating_point() else t for k, t in values.items()}
         return PatchBatch(**values, x=x, role=role, v=self.v.to(dtype), c=self.c.to(dtype))
 
-    def _coefficients(self, n: int, rng: torch.Generator) -> Coefficients:
+    def _coefficients(self, n: int, rng: np.random.Generator) -> Coefficients:
         def sign():
-            return torch.randint(2, (n,), generator=rng).double() * 2 - 1
+            return torch.from_numpy(2.0 * rng.integers(2, size=n) - 1)
 
         def uniform(low, high):
-            return low + (high - low) * torch.rand(n, generator=rng, dtype=torch.float64)
+            return torch.from_numpy(rng.uniform(low, high, n))
 
-        cluster = torch.randint(self.K, (n,), generator=rng)
-        other = (cluster + torch.randint(1, self.K, (n,), generator=rng)) % self.K
+        cluster = torch.from_numpy(rng.integers(self.K, size=n))
+        other = (cluster + torch.from_numpy(rng.integers(1, self.K, size=n))) % self.K
         return Coefficients(
             cluster, other, sign(), sign(), uniform(*self.alpha), uniform(*self.beta), uniform(*self.gamma)
         )

@@ -24,6 +24,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.experts import ACTIVATIONS, Activation
+from moe_theory.streams import stream
 from moe_theory.tasks.patches import NOISE, SIGNAL, PatchBatch
 from moe_theory.training.variants import VARIANTS, Variant
 
@@ -308,10 +309,15 @@ def speed(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tensor, "M 1 
     return norm.masked_fill(norm == 0, torch.inf)[:, None, None]
 
 
-def evaluate(experts: Experts, theta, W, rng: torch.Generator, variant: Variant) -> dict:
-    """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1), dispatch entropy and table."""
+def evaluate(experts: Experts, theta, W, seed: int, step: int, variant: Variant) -> dict:
+    """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1), dispatch entropy and table.
+
+    Noise at test time has a stream for each step, so that it does not depend on which steps are recorded.
+    """
     test = experts.x
-    noise = uniform(experts, len(W), rng) if variant.noisy_test else None
+    noise = None
+    if variant.noisy_test:
+        noise = uniform(experts, len(W), stream(seed, "test noise", step))
     sent, _, gate, f = forward(experts, theta, W, noise, variant)
     right, cluster = test.y.take(sent.order) * gate * f > 0, test.cluster.take(sent.order)
     return {
@@ -328,9 +334,10 @@ def output_signs(filters: int, variant: Variant) -> Float[Tensor, " J"]:
     return a
 
 
-def uniform(experts: Experts, M: int, rng: torch.Generator) -> Float[Tensor, "M n"]:
+def uniform(experts: Experts, M: int, rng: np.random.Generator) -> Float[Tensor, "M n"]:
     """Routing noise: independent draws from Unif[0, 1], in the memory of the noisy logits."""
-    return experts.tables(M)[1].uniform_(generator=rng)
+    noise = experts.tables(M)[1]
+    return noise.copy_(torch.from_numpy(rng.random(noise.shape, dtype=np.float32)))
 
 
 @torch.no_grad()
@@ -400,7 +407,7 @@ def train_patch_moe(
         W = how.initial(d, experts, filters, sigma_0, seed).to(a)
         W = W[:1].repeat(experts, 1, 1) if same_start else W
         theta = a.new_zeros(d, experts)
-        rng = torch.Generator(theta.device).manual_seed(seed)
+        rng = stream(seed, "routing noise")
         history, least = [], torch.inf
         for t in range(1, steps + 1):
             loss, to_theta, to_W = gradients(data, theta, W, uniform(data, experts, rng), how, balance)
@@ -410,7 +417,7 @@ def train_patch_moe(
                 theta -= eta_r * to_theta
                 W -= eta * (to_W / speed(to_W, how) if normalized else to_W)
             if stop or t == steps or t % record_every == 0:
-                entry = {"step": t, "loss": loss.item(), **evaluate(held_out, theta, W, rng, how)}
+                entry = {"step": t, "loss": loss.item(), **evaluate(held_out, theta, W, seed, t, how)}
                 history.append({**entry, **(measure({"theta": theta, "W": W}) if measure else {})})
             if stop:
                 break

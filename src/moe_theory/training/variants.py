@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory.models.moe import PatchMoE
+from moe_theory.streams import stream
 
 
 def logistic_loss(z: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -46,8 +47,7 @@ def _gaussian(d: int, experts: int, filters: int, sigma_0: float, seed: int) -> 
 
 
 def _convolution(d: int, experts: int, filters: int, sigma_0: float, seed: int) -> Float[Tensor, "M J D"]:
-    rng = torch.Generator().manual_seed(seed)
-    draw = torch.rand(experts, filters, d + 1, generator=rng, dtype=torch.float64) * 2 - 1
+    draw = torch.from_numpy(stream(seed, "weights").uniform(-1, 1, (experts, filters, d + 1)))
     return 0.001 / math.sqrt(d) * draw
 
 
