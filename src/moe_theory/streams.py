@@ -1,9 +1,10 @@
 """The random streams of the package: one for each seed and purpose, and no two purposes on one stream.
 
-They are numpy's, drawn on the CPU, so a seed means the same numbers on every device.
+They are drawn on the CPU, so a seed means the same numbers on every device.
 """
 
 import numpy as np
+import torch
 
 from moe_theory import _validate as check
 
@@ -17,7 +18,14 @@ PURPOSES = {
     "weights": "a model's initial weights",
     "routing noise": "noise added to logits in training",
     "test noise": "noise added to logits in an evaluation; a stream for each step at which one is made",
+    "chapter": "what a chapter draws itself: its number, and one of its own for each use",
 }
+
+
+def _sequence(seed: int, purpose: str, at: tuple[int, ...]) -> np.random.SeedSequence:
+    name = check.choice("purpose", purpose, PURPOSES).encode()
+    key = (*name, *(check.integer("at", i, 0) for i in at))
+    return np.random.SeedSequence(check.integer("seed", seed, 0), spawn_key=key)
 
 
 def stream(seed: int, purpose: str, *at: int) -> np.random.Generator:
@@ -31,6 +39,10 @@ def stream(seed: int, purpose: str, *at: int) -> np.random.Generator:
     Raises:
         ValueError: for a negative seed or an unknown purpose.
     """
-    name = check.choice("purpose", purpose, PURPOSES).encode()
-    key = (*name, *(check.integer("at", i, 0) for i in at))
-    return np.random.default_rng(np.random.SeedSequence(check.integer("seed", seed, 0), spawn_key=key))
+    return np.random.default_rng(_sequence(seed, purpose, at))
+
+
+def torch_stream(seed: int, purpose: str, *at: int) -> torch.Generator:
+    """The same for torch's own functions, a generator on the CPU; it draws other numbers than `stream`."""
+    (state,) = _sequence(seed, purpose, at).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state >> 1))
