@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory.measure.voronoi import error_parts, voronoi_loss
-from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profile, preactivations, regression_function
+from moe_theory.models.mixture import (
+    MixingMeasure,
+    draw_measure,
+    expert_profile,
+    mixed,
+    preactivations,
+    regression_function,
+)
 from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.training.least_squares import least_squares
@@ -91,14 +98,13 @@ def truth(name: str) -> MixingMeasure:
 
 
 def true_function(G: MixingMeasure, router: Router, expert: str, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """f_G, where the cosine with a zero vector counts as 0, the convention of numerical libraries."""
+    """f_G, where a zero vector that has no embedding counts as 0, the convention of numerical libraries."""
     zero = (G.beta1 == 0).all(1)
-    if router.kind != "cosine" or not zero.any():
+    if not (router.sphere and zero.any()):
         return regression_function(G, x, router, expert)
     s = torch.zeros_like(G.beta1)
     s[~zero] = router.embedding(G.beta1[~zero])
-    pi = torch.softmax(router.feature(x) @ s.T + G.beta0, -1)
-    return (pi * expert_profile(expert).value(preactivations(G, x))).sum(-1)
+    return mixed(router.feature(x) @ s.T + G.beta0, preactivations(G, x), expert_profile(expert))
 
 
 def near(G: MixingMeasure, k: int, scale: float, seed: int) -> tuple[MixingMeasure, Int[Tensor, " k"]]:
@@ -134,7 +140,7 @@ def rounded(values: dict) -> dict:
 
 def parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:
     """`error_parts`; under the cosine router over the atoms whose router is not zero in the truth."""
-    if router.kind != "cosine" or (G_star.beta1 != 0).any(1).all():
+    if not router.sphere or (G_star.beta1 != 0).any(1).all():
         return error_parts(G, G_star, router, cell)
     good = (G_star.beta1 != 0).any(1)
     kept, number = good[cell], good.long().cumsum(0) - 1
@@ -147,7 +153,7 @@ def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
 
 def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Truth, fitted router, true function and data of a row of Figure 1."""
-    G, router = truth(key["truth"]), Router(key["router"])
+    G, router = truth(key["truth"]), ROUTERS[key["router"]]()
 
     def f(x: Tensor) -> Tensor:
         return true_function(G, router, "relu", x)
@@ -193,8 +199,8 @@ def starts_row(key: dict) -> dict:
 
 def sgd_row(key: dict) -> dict:
     """The paper's procedure on one data set of one figure; losses before and after, and the errors taken apart."""
-    figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), Router(key["router"]), key["n"]
-    source = Router(figure.true_router or key["router"])
+    figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), ROUTERS[key["router"]](), key["n"]
+    source = ROUTERS[figure.true_router or key["router"]]()
 
     def f(x: Tensor) -> Tensor:
         return true_function(G, source, figure.expert, x)

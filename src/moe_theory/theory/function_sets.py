@@ -15,8 +15,8 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, gates, preactivations
-from moe_theory.models.routers import ROUTERS, Router
-from moe_theory.theory.identifiability import embedding_slope, numerical_nullity
+from moe_theory.models.routers import Router
+from moe_theory.theory.identifiability import numerical_nullity
 
 #: Degrees p of the homogeneous profiles, `phi(c z) = c^p phi(z)` for c > 0.
 DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}
@@ -89,39 +89,38 @@ def relations(
                 found["scale"] += [{(i, m): 1.0} for i in E for m in E if i <= m]
             else:
                 found["scale"] += [along(eta, E, m) | {(m,): 1 - p} for m in E]
-    if router.kind == "cosine":
+    if router.sphere:
         found["radius"] = [along(beta1, range(d))]
         if order == 2:
             found["radius"] += [along(beta1, range(d), i) | {(i,): 1.0} for i in range(d)]
             found["radius"] += [along(beta1, range(d), m) for m in E]
     if order == 2 and expert != "constant":
-        basis = torch.linalg.svd(beta1[None]).Vh[1:] if router.kind == "cosine" else torch.eye(d, dtype=beta1.dtype)
-        D = basis @ torch.linalg.pinv(embedding_slope(beta1[None], router)[0], rtol=1e-9).T
+        basis = torch.linalg.svd(beta1[None]).Vh[1:] if router.sphere else torch.eye(d, dtype=beta1.dtype)
+        D = basis @ torch.linalg.pinv(router.slope(beta1), rtol=1e-9).T
         pairs = [(i, j) for j in range(len(basis)) for i in range(j)]
         moves = [D[i][:, None] * basis[j] - D[j][:, None] * basis[i] for i, j in pairs]
         found["crossed"] = [{(i, d + m): float(C[i, m]) for i in range(d) for m in range(d)} for C in moves]
-        if router.kind == "linear":
+        if router.plain:
             found["shared"] = [{(j, 2 * d): 1.0, (d + j,): -1.0} for j in range(d)]
     return found
 
 
-def relations_formula(router: str, expert: str, d: int, order: int) -> int:
+def relations_formula(router: Router, expert: str, d: int, order: int) -> int:
     """Number of linear relations among `derivatives` of one atom, d >= 2; `relations` names them.
 
     Order 1: 1 for homogeneous and constant experts, plus 1 for the cosine router. Order 2: chapter 19.
     """
-    check.choice("router", router, ROUTERS)
     _arguments(expert, d, order)
-    cosine, scaled = router == "cosine", expert in DEGREES or expert == "constant"
+    sphere, scaled = router.sphere, expert in DEGREES or expert == "constant"
     if order == 1:
-        return cosine + scaled
+        return sphere + scaled
     if expert == "constant":
-        return 2 * d + 3 if cosine else d + 2
+        return 2 * d + 3 if sphere else d + 2
     flat = expert in ("linear", "relu")
-    scale = 1 + d + ((d + 1) * (d + 2) // 2 if flat else d + 1) - cosine if scaled else 0
-    radius = 2 * (d + 1) if cosine else 0
-    crossed = (d - 1) * (d - 2) // 2 if cosine else d * (d - 1) // 2
-    return scale + radius + crossed + (d if router == "linear" else 0)
+    scale = 1 + d + ((d + 1) * (d + 2) // 2 if flat else d + 1) - sphere if scaled else 0
+    radius = 2 * (d + 1) if sphere else 0
+    crossed = (d - 1) * (d - 2) // 2 if sphere else d * (d - 1) // 2
+    return scale + radius + crossed + (d if router.plain else 0)
 
 
 class Relations(NamedTuple):
@@ -160,7 +159,7 @@ def count_relations(
     C = torch.tensor(rows, dtype=M.dtype)
     return Relations(
         numerical_nullity(M),
-        relations_formula(router.kind, expert, len(beta1), order),
+        relations_formula(router, expert, len(beta1), order),
         int(torch.linalg.matrix_rank(C)),
         float(sigma[-1]),
         float((M @ C.T).abs().max() / M.abs().max()),
