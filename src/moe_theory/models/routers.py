@@ -162,8 +162,8 @@ class Perturbed(Router):
         return beta1 / (beta1.norm(dim=-1, keepdim=True) + self.tau)
 
     def feature(self, x: Vectors) -> Vectors:
-        """x / (|x| + tau)."""
-        return x / (x.norm(dim=-1, keepdim=True) + self.tau)
+        """x / (|x| + tau), as the embedding."""
+        return self.embedding(x)
 
     def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
         """`(I - b s^T) g / (|beta1| + tau)` with `b = beta1 / |beta1|`, 0 at the zero vector."""
@@ -365,6 +365,13 @@ sampled_topk = Rule("sampled_topk", over_all=True, needs_noise=True)
 
 #: The rules by the names that stored rows have for them.
 RULES = {rule.name: rule for rule in (softmax_topk, topk_softmax, sampled_topk)}
+
+
+def known(rule: Rule) -> Rule:
+    """The rule itself; ValueError for anything else, such as the name of one."""
+    if not isinstance(rule, Rule):
+        raise ValueError(f"rule: expected one of the values of RULES, got {rule!r}")
+    return rule
 
 
 def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:

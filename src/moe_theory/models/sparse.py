@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 from moe_theory.models.experts import ACTIVATIONS
 from moe_theory.models.layers import Fan, Linear, Stack, Words
-from moe_theory.models.routers import MLPRouter, MultiHeadRouter, Rule
+from moe_theory.models.routers import MLPRouter, MultiHeadRouter, Rule, known
 
 HEADS = {"single": MLPRouter, "multi": MultiHeadRouter}
 #: Hidden units of an expert, and of a router or of each of its heads.
@@ -54,12 +54,10 @@ class SparseBlock(nn.Module):
         super().__init__()
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
-        if not isinstance(rule, Rule):
-            raise ValueError(f"rule: expected one of the values of RULES, got {rule!r}")
         rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0))
         self.experts = Experts(d, experts, WIDTH, out, activation_name, rng)
         self.router = HEADS[check.choice("heads", heads, HEADS)](d, experts, WIDTH, 2 * seed + 1)
-        self.rule, self.k, self.scale = rule, k, 1.0
+        self.rule, self.k, self.scale = known(rule), k, 1.0
 
     def forward(
         self, x: Float[Tensor, "*batch d"], noise: Float[Tensor, "*batch M"]

@@ -17,6 +17,7 @@ from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import uniform_inputs
 
 DECIDED = 1e3  # ratio of the smallest singular value that is kept to the largest that counts as zero
+STEPS = 100  # Gauss-Newton steps of `admissible_shifts`
 
 
 class Gap(NamedTuple):
@@ -125,7 +126,7 @@ def shifted(G: MixingMeasure, c: Float[Tensor, " d"], router: Router) -> MixingM
 
 
 def admissible_shifts(
-    s: Float[Tensor, "k d"], starts: int = 100, seed: int = 0, steps: int = 100
+    s: Float[Tensor, "k d"], starts: int = 100, seed: int = 0
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m r"]]:
     """Solutions c of `|s_i + c| = 1` for all i, by Gauss-Newton steps from normal random c.
 
@@ -142,7 +143,7 @@ def admissible_shifts(
     if (s.norm(dim=1) - 1).abs().max() > 1e-9:
         raise ValueError("s: expected unit vectors")
     c = torch.randn(starts, s.shape[1], generator=torch.Generator().manual_seed(seed), dtype=s.dtype)
-    for _ in range(check.integer("steps", steps, 1)):
+    for _ in range(STEPS):
         A = 2 * (s + c[:, None])
         c = c - (torch.linalg.pinv(A, rtol=1e-12) @ (A.square().sum(2, keepdim=True) / 4 - 1))[..., 0]
     arrived = ((s + c[:, None]).square().sum(2) - 1).abs().amax(1) < 1e-12
