@@ -35,6 +35,19 @@ def unpacked(p):
     return MixingMeasure(p[:K], p[K : K + K * D].view(K, D), p[K + K * D :].view(K, D + 1))
 
 
+@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("expert", EXPERTS)
+def test_what_the_fits_evaluate_is_the_regression_function_and_its_jacobian(kind, expert):
+    router, G, x, y = data(kind, expert, n=50)
+    problem = problems(x[None], y[None], router, expert)
+    r, w, v = evaluate(unknowns(G, router)[None], problem)
+    assert torch.allclose(r[0], y - regression_function(G, x, router, expert), atol=1e-13)
+    J = torch.cat([(a[0, :, :, None] * b[0, :, None]) for a, b in ((w, problem.U), (v, problem.X))], 2)
+    by_beta0, by_s, by_eta = J.split([1, D, D + 1], 2)
+    laid_out = torch.cat([part.flatten(1) for part in (by_beta0, by_s, by_eta)], 1)
+    assert torch.allclose(laid_out, jacobian(G, x, router, expert, in_s=True), atol=1e-13)
+
+
 @pytest.mark.parametrize("expert", EXPERTS)
 def test_gradient_and_normal_matrix_are_those_of_autograd(expert):
     router, G, x, y = data("linear", expert, n=200)

@@ -30,6 +30,26 @@ def test_preimages_have_the_embedding_they_were_asked_for(kind):
     assert torch.allclose(router.embedding(router.preimage(s)), s, atol=1e-14)
 
 
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_slopes_and_pull_backs_are_the_derivative_of_the_embedding(kind):
+    router, (beta1, g) = ROUTERS[kind](), torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
+    exact = torch.stack([torch.autograd.functional.jacobian(router.embedding, v) for v in beta1])
+    assert torch.allclose(router.slope(beta1), exact, atol=1e-15)
+    assert torch.allclose(router.pull_back(beta1, g), torch.einsum("kab,ka->kb", exact, g), atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+@pytest.mark.parametrize("k", [2, 4])
+def test_the_gauge_holds_the_common_shifts_that_keep_embeddings_where_they_may_be(kind, k):
+    router, beta1 = ROUTERS[kind](), torch.randn(k, 4, generator=torch.Generator().manual_seed(0)).double()
+    s = router.embedding(beta1)
+    P = router.gauge(s)
+    assert torch.allclose(P @ P, P, atol=1e-14) and torch.allclose(P, P.mT, atol=1e-14)
+    assert float(P.trace()) == pytest.approx(4 if kind != "cosine" else 4 - k, abs=1e-12)
+    assert kind != "cosine" or (s @ P).abs().max() < 1e-14
+    assert torch.allclose(router.gauge(torch.stack([s, s]))[1], P, atol=1e-14)
+
+
 def test_the_modules_score_as_the_rules_do():
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
     for module, router in ((CosineRouter(5, 3), Cosine()), (PerturbedCosineRouter(5, 3, tau=0.3), Perturbed(0.3))):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from scipy.optimize import least_squares as scipy_least_squares
 from torch import Tensor
 
-from moe_theory.experiments.rates import NEAR, REPETITIONS, SIZES, losses, near, normalized, rounded
+from moe_theory.experiments.rates import COMPARED, NEAR, REPETITIONS, SIZES, losses, near, normalized, rounded
 from moe_theory.measure.voronoi import error_parts, voronoi_cells
 from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function
 from moe_theory.models.routers import ROUTERS, Router
@@ -30,7 +30,7 @@ ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, 
 
 def small() -> list[dict]:
     """Fits of smooth experts by three routers; one too many, smooth ones and ReLU by the perturbed router."""
-    keys = [dict(router=r, phi="tanh", k=K) for r in ROUTERS]
+    keys = [dict(router=r, phi="tanh", k=K) for r in COMPARED]
     keys += [dict(router="perturbed", phi=e, k=K + 1) for e in ("tanh", "relu")]
     return [dict(**key, n=n, rep=rep) for n in SIZES[:-1] for rep in range(REPETITIONS) for key in keys]
 
@@ -38,7 +38,7 @@ def small() -> list[dict]:
 def contact() -> list[dict]:
     """The best split of the first of two experts, by direction and distance, without noise."""
     experts = ("linear", "quadratic", "relu", "tanh")
-    return [dict(router=r, expert=e, split=s, gap=g) for r in ROUTERS for e in experts for s in SPLITS for g in GAPS]
+    return [dict(router=r, expert=e, split=s, gap=g) for r in COMPARED for e in experts for s in SPLITS for g in GAPS]
 
 
 def smoke(grid: list[dict]) -> list[dict]:
