@@ -5,7 +5,7 @@ import torch
 
 from moe_theory.measure.stability import draw_batches, estimate, estimate_loop, squared_difference
 from moe_theory.models.layers import Linear
-from moe_theory.models.routers import RULES
+from moe_theory.models.routers import RULES, sampled_topk, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseTransformer
 
 
@@ -23,7 +23,7 @@ def network(kind: str, rule: str, heads: str = "single"):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
-@pytest.mark.parametrize(("rule", "heads"), [(r, "single") for r in RULES] + [("sampled_topk", "multi")])
+@pytest.mark.parametrize(("rule", "heads"), [(r, "single") for r in RULES.values()] + [(sampled_topk, "multi")])
 def test_stacked_estimates_are_the_definition(kind, rule, heads):
     model, x, y = network(kind, rule, heads)
     fast, slow = (f(model, x, y, rate=0.5, draws=3, batch=8, seed=2) for f in (estimate, estimate_loop))
@@ -32,13 +32,13 @@ def test_stacked_estimates_are_the_definition(kind, rule, heads):
     torch.testing.assert_close(fast.eps, fast.L * fast.distance)
     assert (fast.beta > 0).all()
     differs = (fast.eps_independent - fast.eps).abs().max() > 1e-6
-    assert differs == (rule == "sampled_topk")
+    assert differs == (rule == sampled_topk)
 
 
 def test_selected_sets_flip_for_long_steps_and_only_with_a_router_that_moves():
     for k, moves in ((1, False), (2, True), (4, False)):
-        model = SparseMLP(6, 3, 4, "topk_softmax", k, "single", seed=1)
-        _, x, y = network("mlp", "topk_softmax")
+        model = SparseMLP(6, 3, 4, topk_softmax, k, "single", seed=1)
+        _, x, y = network("mlp", topk_softmax)
         flips = estimate(model, x.float(), y, rate=5.0, draws=10, batch=8).flips
         assert bool((flips > 0).any()) == moves
 
@@ -46,7 +46,7 @@ def test_selected_sets_flip_for_long_steps_and_only_with_a_router_that_moves():
 def test_a_layer_left_out_would_be_noticed(monkeypatch):
     import moe_theory.measure.stability as module
 
-    model, x, y = network("mlp", "topk_softmax")
+    model, x, y = network("mlp", topk_softmax)
     whole = estimate(model, x, y, rate=0.5, draws=2, batch=8).beta
     monkeypatch.setattr(
         module, "squared_difference", lambda layer, *a: squared_difference(layer, *a) * (not isinstance(layer, Linear))
@@ -55,14 +55,14 @@ def test_a_layer_left_out_would_be_noticed(monkeypatch):
 
 
 def test_batches_hold_no_example_twice():
-    model, _, _ = network("mlp", "topk_softmax")
+    model, _, _ = network("mlp", topk_softmax)
     plan = draw_batches(model, 40, 5, 40, seed=0)
     assert plan.index.shape == (5, 3, 40) and plan.noise.shape == (5, 4, 40, 4)
     assert (plan.index.sort(-1).values == torch.arange(40)).all()
 
 
 def test_bad_input_to_the_estimators_is_named():
-    model, x, y = network("mlp", "topk_softmax")
+    model, x, y = network("mlp", topk_softmax)
     for bad in ({"rate": 0.0}, {"draws": 0}, {"batch": 41}, {"batch": 0}):
         with pytest.raises(ValueError, match=f"^{next(iter(bad))}: "):
             estimate(model, x, y, **{"rate": 0.1, "draws": 2, "batch": 8, **bad})
@@ -72,6 +72,6 @@ def test_bad_input_to_the_estimators_is_named():
 
 
 def test_bad_model_that_does_not_move_is_named():
-    model, x, y = network("mlp", "topk_softmax")
+    model, x, y = network("mlp", topk_softmax)
     with pytest.raises(ValueError, match="^model: expected two steps"):
         estimate(model, x[:1].expand(40, -1), y[:1].expand(40), rate=0.1, draws=2, batch=8)

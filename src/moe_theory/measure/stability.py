@@ -232,7 +232,7 @@ def _estimate(model: nn.Module, x: Tensor, y: Tensor, rate: float, plan: Batches
     r = _norm({name: theta[0][name] - theta[1][name] for name in theta_0})
     eps = (l1 - l2).abs().mean(1)
     flips = ((pi1 > 0) != (pi2 > 0)).any(-1).flatten(1).to(eps).mean(1)
-    if model.block.rule == "sampled_topk":
+    if model.block.rule.needs_noise:
         l2, _ = vmap(losses(model))(theta[1], *data(2, 3))
     return Draws(eps, eps / r, apart.sqrt().mean(1) / r, r, (l1 - l2).abs().mean(1), flips)
 

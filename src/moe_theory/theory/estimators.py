@@ -30,8 +30,8 @@ def vector_losses(model: SparseNetwork):
     Raises:
         ValueError: for a network whose routing is random.
     """
-    if model.block.rule == "sampled_topk":
-        raise ValueError(f"model: expected a rule without noise, got {model.block.rule!r}")
+    if model.block.rule.needs_noise:
+        raise ValueError(f"model: expected a rule without noise, got {model.block.rule.name}")
     names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
 
     def function(theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
