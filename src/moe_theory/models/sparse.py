@@ -75,6 +75,11 @@ class SparseNetwork(nn.Module):
 
     block: SparseBlock
 
+    @property
+    def noisy(self) -> bool:
+        """Whether the routing noise changes the outputs."""
+        return self.block.rule == "sampled_topk"
+
     def noise_shape(self, n: int) -> tuple[int, ...]:
         """Shape of the routing noise for n inputs: (n, M), or (n, length, M) for texts."""
         return n, len(self.block.experts.out.b)
