@@ -21,6 +21,7 @@ import nbformat
 import pages
 
 from moe_theory import claims
+from moe_theory.experiments.registry import ENTRIES
 from moe_theory.mutants.registry import outcomes_by_claim
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,10 +56,30 @@ def _files_of(name: str) -> set[Path]:
     return {f for f in [*found, PACKAGE.joinpath(*parts).with_suffix(".py")] if f.is_file()}
 
 
+def _code(notebook: Path) -> str:
+    return "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
+
+
+def claimed(notebook: Path) -> list[dict]:
+    """The rows of the registry of claims that a chapter names: those of other chapters do not make it run again."""
+    code = _code(notebook)
+    return [row for claim, row in claims.registry().items() if f'"{claim}"' in code]
+
+
+def experimented(notebook: Path) -> dict[str, dict]:
+    """The entries of the experiments that a chapter names."""
+    code = _code(notebook)
+    return {name: entry for name, entry in ENTRIES.items() if f'"{name}"' in code}
+
+
 def dependencies(notebook: Path) -> set[Path]:
-    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins."""
-    code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
-    files, todo = set(), _imported(code)
+    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins.
+
+    The registries of claims and of experiments are not among them: see `claimed` and `experimented`.
+    """
+    code = _code(notebook)
+    computing = {f"moe_theory.experiments.{entry['module']}" for entry in experimented(notebook).values()}
+    files, todo = set(), _imported(code) | computing
     while todo:
         fresh = set().union(*map(_files_of, todo)) - files
         files |= fresh
@@ -67,15 +88,10 @@ def dependencies(notebook: Path) -> set[Path]:
     return {notebook, ROOT / "requirements.lock"} | files | rows
 
 
-def claimed(notebook: Path) -> list[dict]:
-    """The rows of the registry that a chapter names: other chapters' claims do not make it run again."""
-    code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
-    return [row for claim, row in claims.registry().items() if f'"{claim}"' in code]
-
-
 def fingerprint(notebook: Path) -> str:
     """Hash of a chapter's inputs; of the notebook itself only what a reader writes, not its outputs."""
-    digest = hashlib.sha256(sys.version.encode() + json.dumps(claimed(notebook)).encode())
+    registered = json.dumps([claimed(notebook), experimented(notebook)])
+    digest = hashlib.sha256(sys.version.encode() + registered.encode())
     for path in sorted(dependencies(notebook)):
         text = path.read_bytes()
         if path == notebook:
