@@ -7,6 +7,7 @@ the tree. Each step is skipped when its inputs have not changed.
 import argparse
 import ast
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -84,7 +85,8 @@ def dependencies(notebook: Path) -> set[Path]:
         fresh = set().union(*map(_files_of, todo)) - files
         files |= fresh
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
-    rows = {r for r in (PACKAGE / "results").iterdir() if f'"{r.stem}"' in code or f'"{r.name}"' in code}
+    stored = itertools.chain(*((folder / "results").glob("*.*") for folder in (PACKAGE, ROOT / "benchmarks")))
+    rows = {file for file in stored if f'"{file.stem}"' in code}
     return {notebook, ROOT / "requirements.lock"} | files | rows
 
 

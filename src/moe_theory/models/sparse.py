@@ -103,11 +103,7 @@ class SparseMLP(SparseNetwork):
 
 def windows(x: Float[Tensor, "n c H W"], size: int) -> Float[Tensor, "n L q"]:
     """The L = H W / 4 windows of a convolution with stride 2 that keeps half the side; q = c size^2."""
-    if size == 2:  # they do not overlap: only the order of the entries changes
-        n, c, H, W = x.shape
-        return x.view(n, c, H // 2, 2, W // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, H * W // 4, 4 * c)
-    x = F.pad(x, [(size - 1) // 2] * 4).unfold(2, size, 2).unfold(3, size, 2)
-    return x.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    return F.unfold(x, size, padding=(size - 1) // 2, stride=2).mT
 
 
 class SparseCNN(SparseNetwork):
