@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import api
 import nbformat
 import pages
 
@@ -40,21 +41,33 @@ def chapters() -> list[Path]:
 
 
 def _imported(source: str) -> set[str]:
-    """Names of moe_theory modules (or their members) that Python source imports."""
+    """Names of moe_theory modules (or their members) that Python source imports; `.*` for all of a package's names."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names |= {a.name for a in node.names}
+            names |= {name for a in node.names for name in (a.name, f"{a.name}.*")}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
     return {n for n in names if n.split(".")[0] == "moe_theory"}
 
 
+def _exports(package: Path) -> dict[str, str]:
+    """The names that a package imports only when they are asked for, with their modules: its `EXPORTS`."""
+    init = package / "__init__.py"
+    body = ast.parse(init.read_text(encoding="utf-8")).body if init.is_file() else []
+    tables = (n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "EXPORTS")
+    return next(map(ast.literal_eval, tables), {})
+
+
 def _files_of(name: str) -> set[Path]:
-    """The module of that name with the packages it lies in; empty for what is not a module."""
-    parts = name.split(".")[1:]
-    found = {PACKAGE.joinpath(*parts[:i], "__init__.py") for i in range(len(parts) + 1)}
-    return {f for f in [*found, PACKAGE.joinpath(*parts).with_suffix(".py")] if f.is_file()}
+    """The module of that name, or of what a package exports under it, and the packages it lies in; may be empty."""
+    *packages, last = name.split(".")[1:] or [""]
+    table, found = _exports(PACKAGE.joinpath(*packages)), set()
+    for module in table.values() if last == "*" else [table.get(last, last)]:
+        path = [*packages, *filter(None, module.split("."))]
+        found |= {PACKAGE.joinpath(*path[:i], "__init__.py") for i in range(len(path) + 1)}
+        found.add(PACKAGE.joinpath(*path).with_suffix(".py"))
+    return {file for file in found if file.is_file()}
 
 
 def _code(notebook: Path) -> str:
@@ -168,7 +181,8 @@ def stage(source: Path, config: str) -> dict:
     wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
-    wanted |= {f"book/{name}": text.encode() for name, text in pages.generated(ledger).items()}
+    generated = {**pages.generated(ledger), "api.md": api.page()}
+    wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
     if source.exists():
         for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:
             stale.unlink()

@@ -125,7 +125,7 @@ class References:
             refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in boxes}
             numbered = [equation.info for equation in found if isinstance(equation, Token)]
             refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
-        for page in ("notation", "running", "ledger", "errata"):
+        for page in ("notation", "running", "api", "ledger", "errata"):
             refs.titles[page] = page.capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
             names = [str(p).split(",")[0].strip("{}") for p in entry.persons["author"]]

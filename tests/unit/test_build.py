@@ -65,6 +65,24 @@ def test_modules_imported_in_functions_and_by_name_are_followed(book):
     assert build.PACKAGE / "tasks" / "images.py" in build.dependencies(chapter)
 
 
+@pytest.mark.parametrize(
+    ("statement", "reached"),
+    [
+        ("from moe_theory import PatchTask", {"tasks/patches.py"}),
+        ("import moe_theory as mt", {"tasks/patches.py", "tasks/images.py"}),
+        ("import moe_theory.evidence", {"evidence.py"}),
+        ("from moe_theory.tasks import Images", {"tasks/images.py"}),
+    ],
+)
+def test_names_that_a_package_gives_are_followed_to_their_modules(book, statement, reached):
+    chapter, write = book
+    write("__init__.py", 'EXPORTS = {"PatchTask": "tasks.patches", "Images": "tasks.images"}')
+    write("tasks/__init__.py", 'EXPORTS = {"Images": "images"}')
+    _edit_cell(chapter, source=statement)
+    files = {str(f.relative_to(build.PACKAGE)) for f in build.dependencies(chapter) if build.PACKAGE in f.parents}
+    assert {f for f in files if not f.endswith("__init__.py")} == reached
+
+
 def test_own_claims_and_experiments_only(book):
     chapter, _ = book
     assert build.claimed(chapter) == [{"says": "yes"}]
