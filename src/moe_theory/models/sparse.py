@@ -75,6 +75,11 @@ class SparseNetwork(nn.Module):
 
     block: SparseBlock
 
+    @property
+    def noisy(self) -> bool:
+        """Whether the routing noise changes the outputs."""
+        return self.block.rule.needs_noise
+
     def noise_shape(self, n: int) -> tuple[int, ...]:
         """Shape of the routing noise for n inputs: (n, M), or (n, length, M) for texts."""
         return n, len(self.block.experts.out.b)
@@ -98,11 +103,7 @@ class SparseMLP(SparseNetwork):
 
 def windows(x: Float[Tensor, "n c H W"], size: int) -> Float[Tensor, "n L q"]:
     """The L = H W / 4 windows of a convolution with stride 2 that keeps half the side; q = c size^2."""
-    if size == 2:  # they do not overlap: only the order of the entries changes
-        n, c, H, W = x.shape
-        return x.view(n, c, H // 2, 2, W // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, H * W // 4, 4 * c)
-    x = F.pad(x, [(size - 1) // 2] * 4).unfold(2, size, 2).unfold(3, size, 2)
-    return x.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    return F.unfold(x, size, padding=(size - 1) // 2, stride=2).mT
 
 
 class SparseCNN(SparseNetwork):
