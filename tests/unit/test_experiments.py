@@ -121,7 +121,10 @@ def test_command_line(tiny, capsys, monkeypatch):
     assert "error: jobs: expected an integer >= 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+SLOW = {"voronoi_starts", "voronoi_lse", "sparse_training"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])
 def test_smoke_profiles_run(name, tmp_path, in_process):
     experiments.run(name, profile="smoke", folder=tmp_path)
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
@@ -168,6 +171,7 @@ def test_speed_is_read_from_where_it_is_written():
         speed.stored("speed_of_light")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which", "columns"),
     [
@@ -218,6 +222,7 @@ def test_stored_rows_tell_the_truth(name, which, columns):
         assert now == pytest.approx(stored, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 5])
 def test_stored_estimates_before_training_tell_the_truth(k):
     """The estimators of a stored row at its first stage, computed again at full size."""

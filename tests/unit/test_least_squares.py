@@ -151,6 +151,7 @@ def test_estimates_stay_in_the_parameter_space_and_keep_the_gauge(kind):
         assert torch.allclose(end.beta1.norm(dim=1), start.beta1.norm(dim=1))
 
 
+@pytest.mark.slow
 def test_the_error_of_the_estimate_is_that_of_the_fisher_information():
     # E |f_hat - f|^2 = sigma^2 p / n for p identified parameters: k (2 d + 2) less the nullity d + 1
     router, G, x, y = data("linear", "tanh", n=4_000)

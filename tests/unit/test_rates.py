@@ -15,6 +15,7 @@ from moe_theory.theory.fisher import standard_errors
 from moe_theory.training.least_squares import least_squares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_standard_errors_are_those_of_repeated_fits(kind):
     router, k, d, n, repeats = ROUTERS[kind](), 2, 3, 20_000, 80
