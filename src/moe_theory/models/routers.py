@@ -47,7 +47,7 @@ class Router(ABC):
 
     @abstractmethod
     def preimage(self, s: Vectors) -> Vectors:
-        """A beta1 with `embedding(beta1) = s`; ValueError where there is none."""
+        """The beta1 with `embedding(beta1) = s`, on a sphere that of norm 1; ValueError where there is none."""
 
     @abstractmethod
     def bound(self, radius: float) -> float:
@@ -81,23 +81,18 @@ class Linear(Router):
     plain = True
 
     def embedding(self, beta1: Vectors) -> Vectors:
-        """beta1 itself."""
         return beta1
 
     def feature(self, x: Vectors) -> Vectors:
-        """x itself."""
         return x
 
     def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
-        """g itself."""
         return g
 
     def preimage(self, s: Vectors) -> Vectors:
-        """s itself."""
         return s
 
     def bound(self, radius: float) -> float:
-        """The radius."""
         return radius
 
 
@@ -137,7 +132,6 @@ class Cosine(Router):
         return s
 
     def bound(self, radius: float) -> float:
-        """1 for every radius."""
         return 1.0
 
 
@@ -179,7 +173,6 @@ class Perturbed(Router):
         return self.tau * s / (1 - norm)
 
     def bound(self, radius: float) -> float:
-        """radius / (radius + tau)."""
         return radius / (radius + self.tau)
 
 
