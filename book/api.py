@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import moe_theory as mt
+from moe_theory.models.routers import Rule
 
 GROUPS = {
     "Data": ["PatchTask"],
@@ -76,7 +77,8 @@ def _parameters(of: ast.arguments) -> list[str]:
 
 
 def signature(name: str, obj: Callable) -> str:
-    """How a function or class is called, as its source has it: annotations hold shapes."""
+    """How a function, class or rule is called, as its source has it: annotations hold shapes."""
+    obj = obj.__call__ if isinstance(obj, Rule) else obj
     own = inspect.isclass(obj) and "__init__" in vars(obj) and hasattr(obj.__init__, "__code__")
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(obj.__init__ if own else obj))).body
@@ -102,7 +104,11 @@ def _methods(obj) -> Iterator[tuple[str, Callable]]:
 def entry(name: str) -> str:
     """What the page says of one name."""
     obj = attrgetter(name)(mt)
-    parts = [f"### `mt.{name}`", f"```python\n{signature(f'mt.{name}', obj)}\n```", markdown(obj.__doc__)]
+    parts = [
+        f"### `mt.{name}`",
+        f"```python\n{signature(f'mt.{name}', obj)}\n```",
+        markdown(getattr(obj, "about", "") or obj.__doc__),
+    ]
     for method, function in _methods(obj):
         parts += [f"```python\n{signature(f'.{method}', function)}\n```", markdown(function.__doc__)]
     return "\n\n".join(parts)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -311,11 +311,13 @@ class Rule:
         name: under which `RULES`, stored rows and figures have it.
         over_all: whether gates are taken from a softmax over all M experts, or over the selected ones.
         needs_noise: whether the k largest of `h + noise` are selected, or of h.
+        about: what it does, for a reader.
     """
 
     name: str
     over_all: bool
     needs_noise: bool = False
+    about: str = field(default="", repr=False, compare=False)
 
     def __call__(
         self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
@@ -343,18 +345,27 @@ class Rule:
         return torch.softmax(h if self.over_all else h.masked_fill(~chosen, -math.inf), -1)
 
 
-#: First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
-#: The names of the rules are read from left to right, in the order of the operations. This is the gate of
-#: the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.
-softmax_topk = Rule("softmax_topk", over_all=True)
-
-#: First the k largest logits are kept, then softmax over those; the gates sum to 1 (smooth2025, 3.1 and 4.2).
-#: Softmax over all, selection and division by the kept mass gives the same gates.
-topk_softmax = Rule("topk_softmax", over_all=False)
-
-#: Softmax over all M; k experts drawn without replacement with those probabilities keep their gates: the k largest
-#: of `h + noise`, for standard Gumbel noise (`gumbel`), are such a sample (smooth2025, 4.2, gate of Appendix C).
-sampled_topk = Rule("sampled_topk", over_all=True, needs_noise=True)
+# The names of the rules are read from left to right, in the order of the operations.
+softmax_topk = Rule(
+    "softmax_topk",
+    over_all=True,
+    about="""First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
+    The gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.""",
+)
+topk_softmax = Rule(
+    "topk_softmax",
+    over_all=False,
+    about="""First the k largest logits are kept, then softmax over those; the gates sum to 1 (smooth2025, 3.1
+    and 4.2). Softmax over all, selection and division by the kept mass gives the same gates.""",
+)
+sampled_topk = Rule(
+    "sampled_topk",
+    over_all=True,
+    needs_noise=True,
+    about="""Softmax over all M; k experts drawn without replacement with those probabilities keep their gates:
+    the k largest of `h + noise`, for standard Gumbel noise, are such a sample (smooth2025, 4.2, with the gate
+    of Appendix C).""",
+)
 
 #: The rules by the names that stored rows have for them.
 RULES = {rule.name: rule for rule in (softmax_topk, topk_softmax, sampled_topk)}
