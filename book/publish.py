@@ -47,7 +47,9 @@ CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
 #: The parser that renders the book.
 MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_enable_extensions"]), RendererHTML)
 NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
+DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
+PAGES = ("index", "notation", "running", "api", "ledger", "errata", "references")  # the others are notebooks
 QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
@@ -125,7 +127,7 @@ class References:
             refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in boxes}
             numbered = [equation.info for equation in found if isinstance(equation, Token)]
             refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
-        for page in ("notation", "running", "api", "ledger", "errata"):
+        for page in PAGES:
             refs.titles[page] = page.capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
             names = [str(p).split(",")[0].strip("{}") for p in entry.persons["author"]]
@@ -134,7 +136,7 @@ class References:
         return refs
 
     def page(self, stem: str) -> str:
-        return f"{self.site}{'notebooks' if stem[0].isdigit() else 'book'}/{stem}.html"
+        return f"{self.site}{'book' if stem in PAGES else 'notebooks'}/{stem}.html"
 
     def role(self, name: str, text: str, here: str) -> str:
         """Plain Markdown for one role; ValueError for a role or target that is not known."""
@@ -187,7 +189,7 @@ def _inline(token: Token, text: str, at: int, refs: References, here: str) -> It
         at = found.end()
         if child.type == "myst_role":
             yield Edit(*found.span(), refs.role(child.meta["name"], child.content, here))
-        elif child.type == "link_open" and (page := re.search(r"(\w+)\.(?:ipynb|md)$", child.attrs["href"])):
+        elif child.type == "link_open" and (page := DOCUMENT.fullmatch(child.attrs["href"])):
             yield Edit(*found.span(), f"]({refs.page(page[1])}")
     yield Edit(at, at, "")
 
