@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: book test unit chapters rendered outputs mutants seeds site bench lint clean help
+.PHONY: book test unit slow chapters rendered outputs mutants seeds site bench lint clean help
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -20,11 +20,15 @@ $(READY): requirements.lock pyproject.toml
 book: $(READY)  ## execute the chapters whose inputs changed and render _build/html/index.html
 	@$(BIN)/python book/build.py
 
-test: unit chapters rendered  ## unit tests, nbval over every chapter, tests of the rendered book
+test: unit slow chapters rendered  ## all unit tests, nbval over every chapter, tests of the rendered book
 
-unit: $(READY)  ## unit tests, with shapes checked at run time
+unit: $(READY)  ## unit tests that take seconds, with shapes checked at run time: a minute on two cores
 	@echo "== unit tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m "not slow"
+
+slow: $(READY)  ## the other unit tests
+	@echo "== slow unit tests"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m slow
 
 chapters: $(READY)  ## run every chapter and compare its checked cells with the stored outputs
 	@echo "== nbval over the chapters"

@@ -1,6 +1,7 @@
-"""One thread, and the files for what the suite measures: `speed*.json` in `src/moe_theory/results`."""
+"""One thread, and the files for what the suite measures: `results/speed*.json`."""
 
 import json
+from pathlib import Path
 
 import machine
 import pytest
@@ -15,6 +16,7 @@ FILES = {  # each is written when a run with timing has filled all its sections
     "speed_stability.json": {"stability", "stability_sizes"},
 }
 DIGITS = 4
+RESULTS = Path(__file__).parent / "results"
 
 torch.set_num_threads(1)
 
@@ -33,7 +35,7 @@ def rounded(value):
 
 def write(name: str, found: dict) -> None:
     """The one place where a measurement is stored."""
-    manifest.write(name, (json.dumps(rounded(found), indent=1, sort_keys=True) + "\n").encode())
+    manifest.write(name, (json.dumps(rounded(found), indent=1, sort_keys=True) + "\n").encode(), RESULTS)
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,13 @@ import torch
 from scipy.optimize import least_squares as scipy_least_squares
 
 from moe_theory.experiments.rates import NEAR, near
-from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function
-from moe_theory.models.routers import Router
+from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
+from moe_theory.models.routers import Perturbed
 from moe_theory.tasks.regression import sample_regression
-from moe_theory.theory.identifiability import jacobian
 from moe_theory.training.least_squares import least_squares
 
 N, D, K, FITS, TOLERANCE = 10_000, 32, 8, 4, 0.05
-ROUTER = Router("perturbed")
+ROUTER = Perturbed()
 WAYS = {"trf": dict(method="trf", x_scale="jac"), "lm": dict(method="lm", x_scale="jac")}
 
 

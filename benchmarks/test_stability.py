@@ -15,6 +15,7 @@ import torch
 from torch.func import grad, vmap
 
 from moe_theory.measure.stability import BATCH, DRAWS, draw_batches, estimate, estimate_loop, losses
+from moe_theory.models.routers import sampled_topk
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseTransformer
 
 LOOPED = 10  # draws of the loop that are timed; it takes the same time for each
@@ -24,11 +25,11 @@ def networks():
     """The three networks of the experiment at K = 2, and random data of their shapes."""
     rng = torch.Generator().manual_seed(0)
     y = torch.randint(4, (2_000,), generator=rng)
-    yield "mlp", SparseMLP(128, 10, 5, "sampled_topk", 2, "multi", 0), torch.randn(2_000, 128, generator=rng), y
+    yield "mlp", SparseMLP(128, 10, 5, sampled_topk, 2, "multi", 0), torch.randn(2_000, 128, generator=rng), y
     images = torch.randn(2_000, 1, 28, 28, generator=rng)
-    yield "cnn", SparseCNN(28, 10, 5, "sampled_topk", 2, "multi", 0), images, y
+    yield "cnn", SparseCNN(28, 10, 5, sampled_topk, 2, "multi", 0), images, y
     tokens = torch.randint(1_000, (2_000, 16), generator=rng)
-    yield "transformer", SparseTransformer(1_000, 16, 16, 4, 7, "sampled_topk", 2, "multi", 0), tokens, y
+    yield "transformer", SparseTransformer(1_000, 16, 16, 4, 7, sampled_topk, 2, "multi", 0), tokens, y
 
 
 def by_examples(model, x, y, rate, draws):

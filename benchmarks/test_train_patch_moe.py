@@ -5,7 +5,7 @@ filters, unless a test says otherwise. What the work needs, whatever the program
 in the router and 51 million in the experts, and 6.5 MB read once. The program as written does 84 million
 and moves 47 MB (`parts.counted`). All that is compared is measured in turns, round after round, and
 times are the processor's for the measuring thread, without the turns that other programs took. No test
-asserts a time. `make bench` stores the numbers in `src/moe_theory/results/speed.json`; the page "How
+asserts a time. `make bench` stores the numbers in `results/speed.json`; the page "How
 fast, and how far from the machine's limit" shows them.
 """
 

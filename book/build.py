@@ -7,6 +7,7 @@ the tree. Each step is skipped when its inputs have not changed.
 import argparse
 import ast
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -17,10 +18,12 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import api
 import nbformat
 import pages
 
 from moe_theory import claims
+from moe_theory.experiments.registry import ENTRIES
 from moe_theory.mutants.registry import outcomes_by_claim
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,44 +41,72 @@ def chapters() -> list[Path]:
 
 
 def _imported(source: str) -> set[str]:
-    """Names of moe_theory modules (or their members) that Python source imports."""
+    """Names of moe_theory modules (or their members) that Python source imports; `.*` for all of a package's names."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names |= {a.name for a in node.names}
+            names |= {name for a in node.names for name in (a.name, f"{a.name}.*")}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
     return {n for n in names if n.split(".")[0] == "moe_theory"}
 
 
+def _exports(package: Path) -> dict[str, str]:
+    """The names that a package imports only when they are asked for, with their modules: its `EXPORTS`."""
+    init = package / "__init__.py"
+    body = ast.parse(init.read_text(encoding="utf-8")).body if init.is_file() else []
+    tables = (n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "EXPORTS")
+    return next(map(ast.literal_eval, tables), {})
+
+
 def _files_of(name: str) -> set[Path]:
-    """The module of that name with the packages it lies in; empty for what is not a module."""
-    parts = name.split(".")[1:]
-    found = {PACKAGE.joinpath(*parts[:i], "__init__.py") for i in range(len(parts) + 1)}
-    return {f for f in [*found, PACKAGE.joinpath(*parts).with_suffix(".py")] if f.is_file()}
+    """The module of that name, or of what a package exports under it, and the packages it lies in; may be empty."""
+    *packages, last = name.split(".")[1:] or [""]
+    table, found = _exports(PACKAGE.joinpath(*packages)), set()
+    for module in table.values() if last == "*" else [table.get(last, last)]:
+        path = [*packages, *filter(None, module.split("."))]
+        found |= {PACKAGE.joinpath(*path[:i], "__init__.py") for i in range(len(path) + 1)}
+        found.add(PACKAGE.joinpath(*path).with_suffix(".py"))
+    return {file for file in found if file.is_file()}
+
+
+def _code(notebook: Path) -> str:
+    return "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
+
+
+def claimed(notebook: Path) -> list[dict]:
+    """The rows of the registry of claims that a chapter names: those of other chapters do not make it run again."""
+    code = _code(notebook)
+    return [row for claim, row in claims.registry().items() if f'"{claim}"' in code]
+
+
+def experimented(notebook: Path) -> dict[str, dict]:
+    """The entries of the experiments that a chapter names."""
+    code = _code(notebook)
+    return {name: entry for name, entry in ENTRIES.items() if f'"{name}"' in code}
 
 
 def dependencies(notebook: Path) -> set[Path]:
-    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins."""
-    code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
-    files, todo = set(), _imported(code)
+    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins.
+
+    The registries of claims and of experiments are not among them: see `claimed` and `experimented`.
+    """
+    code = _code(notebook)
+    computing = {f"moe_theory.experiments.{entry['module']}" for entry in experimented(notebook).values()}
+    files, todo = set(), _imported(code) | computing
     while todo:
         fresh = set().union(*map(_files_of, todo)) - files
         files |= fresh
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
-    rows = {r for r in (PACKAGE / "results").iterdir() if f'"{r.stem}"' in code or f'"{r.name}"' in code}
+    stored = itertools.chain(*((folder / "results").glob("*.*") for folder in (PACKAGE, ROOT / "benchmarks")))
+    rows = {file for file in stored if f'"{file.stem}"' in code}
     return {notebook, ROOT / "requirements.lock"} | files | rows
-
-
-def claimed(notebook: Path) -> list[dict]:
-    """The rows of the registry that a chapter names: other chapters' claims do not make it run again."""
-    code = "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
-    return [row for claim, row in claims.registry().items() if f'"{claim}"' in code]
 
 
 def fingerprint(notebook: Path) -> str:
     """Hash of a chapter's inputs; of the notebook itself only what a reader writes, not its outputs."""
-    digest = hashlib.sha256(sys.version.encode() + json.dumps(claimed(notebook)).encode())
+    registered = json.dumps([claimed(notebook), experimented(notebook)])
+    digest = hashlib.sha256(sys.version.encode() + registered.encode())
     for path in sorted(dependencies(notebook)):
         text = path.read_bytes()
         if path == notebook:
@@ -150,7 +181,8 @@ def stage(source: Path, config: str) -> dict:
     wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
-    wanted |= {f"book/{name}": text.encode() for name, text in pages.generated(ledger).items()}
+    generated = {**pages.generated(ledger), "api.md": api.page()}
+    wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
     if source.exists():
         for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:
             stale.unlink()

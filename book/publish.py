@@ -7,14 +7,21 @@ repository there are no Colab buttons and no such cell.
 """
 
 import argparse
+import copy
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import build
 import nbformat
 import yaml
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from myst_parser.config.main import MdParserConfig
+from myst_parser.parsers.mdit import create_md_parser
 from pybtex.database import parse_file
 
 SITE = build.BUILD / "site"
@@ -36,50 +43,68 @@ if importlib.util.find_spec("moe_theory") is None:
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", pins.name, source], check=True)
 """
 
-FENCE = re.compile(r"^(?P<fence>:{3,})\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)$")
-OPTION = re.compile(r"^:(?P<key>[\w-]+):[ \t]*(?P<value>.*)$")
-ROLE = re.compile(r"\{(?P<name>[\w:]+)\}`(?P<text>[^`]+)`")
-EQUATION = re.compile(r"\$\$(?P<body>(?:(?!\$\$).)+)\$\$[ \t]*\((?P<label>[\w-]+)\)", re.DOTALL)
-TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
+CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
+#: The parser that renders the book.
+MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_enable_extensions"]), RendererHTML)
+NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
+DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
+OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
+PAGES = ("index", "notation", "running", "api", "ledger", "errata", "references")  # the others are notebooks
+QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
+SOURCE = {  # how an inline token whose content is not Markdown stands in the source
+    "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
+    "math_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
+    "math_inline_double": lambda t: f"{t.markup}{t.content}{t.markup}",
+    "html_inline": lambda t: t.content,
+    "myst_role": lambda t: f"{{{t.meta['name']}}}`{t.content}`",
+    "link_open": lambda t: f"]({t.attrs['href']}",
+}
 
 
-@dataclass
-class Directive:
-    """A colon fence: its name, argument, options and body."""
+class Directive(NamedTuple):
+    """A fence with a name: its argument, options, and its body as Markdown."""
 
     name: str
     argument: str
-    options: dict[str, str] = field(default_factory=dict)
-    body: list[str] = field(default_factory=list)
+    options: dict[str, str]
+    body: str
 
-    @property
-    def kind(self) -> str:
-        return self.name.split(":")[-1].capitalize()
+    @classmethod
+    def of(cls, token: Token, closed: bool) -> "Directive":
+        """ValueError for a fence that is not closed or has no name in braces."""
+        named = NAMED.fullmatch(token.info.strip())
+        if not named or not closed:
+            what = "the fence is not closed" if named else "expected a name in braces"
+            raise ValueError(f"directive {token.info.strip()!r}: {what}")
+        options, lines = {}, token.content.split("\n")
+        while lines and (option := OPTION.fullmatch(lines[0])):
+            options[option["key"]] = option["value"].strip()
+            lines.pop(0)
+        return cls(named["name"], named["argument"].strip(), options, "\n".join(lines).rstrip())
 
     @property
     def heading(self) -> str:
-        return f"{self.kind} ({self.argument})" if self.argument else self.kind
+        kind = self.name.split(":")[-1].capitalize()
+        return f"{kind} ({self.argument})" if self.argument else kind
 
 
-def directives(text: str) -> list[str | Directive]:
-    """Split Markdown into plain lines and directives; ValueError for a fence that is not closed."""
-    parts, open_fence, current = [], "", None
-    for line in text.split("\n"):
-        start = FENCE.match(line)
-        if current is None and start:
-            current, open_fence = Directive(start["name"], start["argument"].strip()), start["fence"]
-        elif current is None:
-            parts.append(line)
-        elif line.strip() == open_fence:
-            parts.append(current)
-            current = None
-        elif not current.body and (option := OPTION.match(line)):
-            current.options[option["key"]] = option["value"].strip()
-        else:
-            current.body.append(line)
-    if current is not None:
-        raise ValueError(f"directive {current.name!r}: the fence is not closed")
-    return parts
+def _directive(token: Token, lines: list[str]) -> Directive | None:
+    """The directive that a token of these source lines is, if it is one."""
+    if token.type != "colon_fence" and not (token.type == "fence" and token.info.startswith("{")):
+        return None
+    last = lines[token.map[1] - 1].lstrip("> \t").rstrip()
+    return Directive.of(token, len(last) >= len(token.markup) and set(last) == {token.markup[0]})
+
+
+def parsed(text: str) -> Iterator[Directive | Token]:
+    """Directives and numbered equations of Markdown in reading order, those inside of directives included."""
+    lines = text.split("\n")
+    for token in MYST.parse(text):
+        if directive := _directive(token, lines):
+            yield directive
+            yield from parsed(directive.body)
+        elif token.type == "math_block_label":
+            yield token
 
 
 @dataclass
@@ -97,11 +122,12 @@ class References:
         for path in chapters:
             cells = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
             refs.titles[path.stem] = cells[0].split("\n")[0].removeprefix("# ")
-            found = [d for source in cells for d in directives(source) if isinstance(d, Directive)]
-            refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in found if "label" in d.options}
-            numbered = (match["label"] for source in cells for match in EQUATION.finditer(source))
+            found = [part for source in cells for part in parsed(source)]
+            boxes = [d for d in found if isinstance(d, Directive) and "label" in d.options]
+            refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in boxes}
+            numbered = [equation.info for equation in found if isinstance(equation, Token)]
             refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
-        for page in ("notation", "running", "ledger", "errata"):
+        for page in PAGES:
             refs.titles[page] = page.capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
             names = [str(p).split(",")[0].strip("{}") for p in entry.persons["author"]]
@@ -110,11 +136,10 @@ class References:
         return refs
 
     def page(self, stem: str) -> str:
-        return f"{self.site}{'notebooks' if stem[0].isdigit() else 'book'}/{stem}.html"
+        return f"{self.site}{'book' if stem in PAGES else 'notebooks'}/{stem}.html"
 
-    def role(self, match: re.Match, here: str) -> str:
+    def role(self, name: str, text: str, here: str) -> str:
         """Plain Markdown for one role; ValueError for a role or target that is not known."""
-        name, text = match["name"], match["text"]
         if name.startswith("cite"):
             return "(" + "; ".join(self.citations[key.strip()] for key in text.split(",")) + ")"
         if name == "doc":
@@ -126,29 +151,74 @@ class References:
         raise ValueError(f"role {name!r}: no plain form is known")
 
 
-def _block(directive: Directive, refs: References) -> list[str]:
-    """One directive as plain Markdown lines."""
-    name, body = directive.name, directive.body
-    while body and not body[-1].strip():
-        body.pop()
+def _box(directive: Directive, refs: References, here: str) -> str:
+    """One directive as plain Markdown."""
+    name, body = directive.name, plain(directive.body, refs, here)
     if name == "solution":
-        return ["<details><summary>Solution</summary>", "", *body, "", "</details>"]
+        return f"<details><summary>Solution</summary>\n\n{body}\n\n</details>"
     if name == "prf:proof":
-        return ["*Proof.*", "", *body, "", "∎"]
-    if name.startswith("prf:") or name in ("exercise", "note", "tip", "important"):
-        return [f"> **{directive.heading}.**", ">", *(f"> {line}".rstrip() for line in body)]
+        return f"*Proof.*\n\n{body}\n\n∎"
+    if name.startswith("prf:") or name in QUOTED:
+        return "\n".join(f"> {line}".rstrip() for line in (f"**{directive.heading}.**", "", *body.split("\n")))
     raise ValueError(f"directive {name!r}: no plain form is known")
+
+
+def _within(line: str, marker: str, text: str) -> str:
+    """Lines in place of those from `marker` on, which may stand in a quote or a list."""
+    head = line[: line.index(marker)]
+    rest = re.sub(r"[^>\s]", " ", head)
+    return head + text.replace("\n", f"\n{rest}")
+
+
+class Edit(NamedTuple):
+    """What replaces the characters from start to end."""
+
+    start: int
+    end: int
+    text: str
+
+
+def _inline(token: Token, text: str, at: int, refs: References, here: str) -> Iterator[Edit]:
+    """Roles, and links to documents of the book, of the paragraph that begins at `at`; the last one only moves on."""
+    for child in token.children:
+        if child.type not in SOURCE:
+            continue
+        pieces = map(re.escape, SOURCE[child.type](child).split())  # a line may end between them, also in a quote
+        if not (found := re.compile(r"[\s>]+".join(pieces)).search(text, at)):
+            continue
+        at = found.end()
+        if child.type == "myst_role":
+            yield Edit(*found.span(), refs.role(child.meta["name"], child.content, here))
+        elif child.type == "link_open" and (page := DOCUMENT.fullmatch(child.attrs["href"])):
+            yield Edit(*found.span(), f"]({refs.page(page[1])}")
+    yield Edit(at, at, "")
+
+
+def _edits(text: str, refs: References, here: str) -> Iterator[Edit]:
+    """What makes MyST Markdown plain, in the order of the text."""
+    lines, at = text.split("\n"), 0
+    starts = [0, *(m.end() for m in re.finditer("\n", text)), len(text) + 1]
+    for token in MYST.parse(text):
+        if token.type == "inline":
+            for edit in _inline(token, text, max(at, starts[token.map[0]]), refs, here):
+                yield edit
+                at = edit.end
+            continue
+        line, span = lines[token.map[0]] if token.map else "", [starts[i] for i in token.map or ()]
+        if directive := _directive(token, lines):
+            yield Edit(span[0], span[1] - 1, _within(line, token.markup, _box(directive, refs, here)))
+        elif token.type == "math_block_label":
+            tagged = f"$${token.content.rstrip()} \\tag{{{refs.labels[token.info][0].strip('()')}}}$$"
+            yield Edit(span[0], span[1] - 1, _within(line, "$$", tagged))
+        elif token.type == "myst_target":
+            yield Edit(*span, "")
 
 
 def plain(text: str, refs: References, here: str) -> str:
     """MyST Markdown as plain Markdown: block quotes, details, links and tagged equations."""
-    lines = []
-    for part in directives(text):
-        lines += [part] if isinstance(part, str) else _block(part, refs)
-    text = TARGET.sub("", "\n".join(lines))
-    text = EQUATION.sub(lambda m: f"$${m['body'].rstrip()} \\tag{{{refs.labels[m['label']][0].strip('()')}}}$$", text)
-    text = ROLE.sub(lambda m: refs.role(m, here), text)
-    return re.sub(r"\]\((?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)\)", lambda m: f"]({refs.page(m[1])})", text)
+    for edit in reversed([*_edits(text, refs, here)]):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
 
 
 def published(path: Path, refs: References, install: str | None) -> nbformat.NotebookNode:
@@ -164,7 +234,7 @@ def published(path: Path, refs: References, install: str | None) -> nbformat.Not
 
 def configuration(repository: str | None) -> str:
     """`_config.yml`, with Colab buttons that open the published notebooks if there is a repository."""
-    config = yaml.safe_load((build.ROOT / "_config.yml").read_text())
+    config = copy.deepcopy(CONFIG)
     if repository:
         config["repository"] = {"url": f"https://github.com/{repository}", "branch": "gh-pages", "path_to_book": ""}
         config["launch_buttons"]["colab_url"] = "https://colab.research.google.com"

@@ -1,3 +1,44 @@
-"""The theory of sparse Mixture-of-Experts routing, as code a reader can run and check."""
+"""The theory of sparse Mixture-of-Experts routing, as code a reader can run and check.
+
+`import moe_theory as mt` gives what most readers need, `mt.PatchTask` or `mt.experiments.load`; each is
+imported when it is first asked for. Everything else stands in the modules.
+"""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+#: The module of each name; `claims` and `experiments` are modules themselves.
+EXPORTS = {
+    "PatchTask": "tasks.patches",
+    "PatchMoE": "models.moe",
+    "train_patch_moe": "training.engine",
+    "LinearRouter": "models.routers",
+    "CosineRouter": "models.routers",
+    "PerturbedCosineRouter": "models.routers",
+    "MultiHeadRouter": "models.routers",
+    "top1_noisy": "models.routers",
+    "softmax_topk": "models.routers",
+    "topk_softmax": "models.routers",
+    "sampled_topk": "models.routers",
+    "route_probabilities": "theory.smoothing",
+    "tight_witness": "theory.single_expert",
+    "nullity": "theory.identifiability",
+    "dispatch_entropy": "measure.dispatch",
+    "voronoi_loss": "measure.voronoi",
+    "MixingMeasure": "models.mixture",
+    "claims": "claims",
+    "experiments": "experiments",
+}
+__all__ = [*EXPORTS]
+
+
+def __getattr__(name: str):
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {__all__}")
+    module = import_module(f"{__name__}.{EXPORTS[name]}")
+    return module if name == EXPORTS[name] else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,15 +10,15 @@ from moe_theory.streams import CONVENTION
 
 PACKAGE = Path(__file__).parent
 LIBRARIES = ("torch", "numpy", "scipy")
-STORED = ("results", "mutants/outcomes.json")  # what a run itself writes does not make its code dirty
+#: What a run itself writes does not make its code dirty.
+STORED = (":(exclude)results", ":(exclude)mutants/outcomes.json", ":(top,exclude)benchmarks/results")
 
 
 def commit() -> str:
     """The commit of the package's repository, `-dirty` if its files were edited since, `unknown` outside one."""
     try:
         git = partial(subprocess.check_output, cwd=PACKAGE, text=True, stderr=subprocess.DEVNULL)
-        besides = [f":(exclude){path}" for path in STORED]
-        changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", *besides])
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", *STORED])
         return git(["git", "describe", "--always"]).strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

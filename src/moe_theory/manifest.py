@@ -1,4 +1,4 @@
-"""The files in `results/` and the manifest that holds the SHA-256 of each: nothing else reads or writes them."""
+"""The files in `results/`, or another folder, and the manifest there that holds the SHA-256 of each."""
 
 import hashlib
 import json

@@ -100,6 +100,7 @@ def test_speed_of_the_two_variants():
     assert torch.isclose(released[2], to_W[2, :, :-1].norm() + to_W[2, :, -1].norm())
 
 
+@pytest.mark.slow
 def test_single_and_double_precision_reach_the_same_verdict():
     """A whole run in float32 and one in float64 end with the same experts on the same clusters."""
     task = PatchTask(K=2, d=20, gamma=(0.5, 2))

@@ -8,6 +8,7 @@ from torch.func import functional_call
 
 from moe_theory.measure.stability import estimate
 from moe_theory.models.layers import Linear
+from moe_theory.models.routers import sampled_topk, softmax_topk, topk_softmax
 from moe_theory.models.sparse import Experts, SparseMLP, SparseTransformer
 from moe_theory.theory import estimators as est
 
@@ -15,7 +16,7 @@ from moe_theory.theory import estimators as est
 def network(k: int, seed: int = 0):
     """Smooth experts and a linear router in float64, and 40 examples of three classes."""
     rng = torch.Generator().manual_seed(seed)
-    model = SparseMLP(3, 3, 3, "topk_softmax", k, "single", seed=0)
+    model = SparseMLP(3, 3, 3, topk_softmax, k, "single", seed=0)
     model.block.experts, model.block.router = Experts(3, 3, 2, 3, "tanh", rng), Linear(3, 3, rng)
     x, y = torch.randn(40, 3, generator=rng).double(), torch.randint(3, (40,), generator=rng)
     return model.double(), x, y
@@ -37,7 +38,7 @@ def test_gradients_are_those_of_autograd():
 
 
 def test_texts_have_parameter_vectors_too():
-    model = SparseTransformer(9, 5, 6, 3, 4, "softmax_topk", 2, "single", seed=1).double()
+    model = SparseTransformer(9, 5, 6, 3, 4, softmax_topk, 2, "single", seed=1).double()
     tokens, y = torch.randint(9, (4, 5)), torch.tensor([0, 1, 2, 0])
     value, pi = est.vector_losses(model)(est.parameter_vector(model), tokens, y)
     F, _ = functional_call(model, dict(model.named_parameters()), (tokens, torch.zeros(4, 5, 4)))
@@ -123,7 +124,7 @@ def test_largest_of_normals():
 def test_bad_arguments_are_named():
     model, x, y = network(2)
     g = est.example_gradients(model, x, y)
-    noisy = SparseMLP(3, 3, 3, "sampled_topk", 2, "single", seed=0)
+    noisy = SparseMLP(3, 3, 3, sampled_topk, 2, "single", seed=0)
     for call, name in (
         (lambda: est.vector_losses(noisy), "model"),
         (lambda: est.first_order_eps(g, 0.0, 8), "rate"),

@@ -11,6 +11,7 @@ from moe_theory import experiments, manifest
 from moe_theory.experiments import backends, sparse, store
 from moe_theory.experiments.__main__ import main
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment
+from moe_theory.measure import speed
 from moe_theory.measure.stability import estimate
 
 CALLS = []
@@ -120,7 +121,10 @@ def test_command_line(tiny, capsys, monkeypatch):
     assert "error: jobs: expected an integer >= 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+SLOW = {"voronoi_starts", "voronoi_lse", "sparse_training"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])
 def test_smoke_profiles_run(name, tmp_path, in_process):
     experiments.run(name, profile="smoke", folder=tmp_path)
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
@@ -149,13 +153,25 @@ def test_stored_rows_are_those_of_the_first_format(name):
     assert {"rows": len(rows), **found} == STORED[name] and list(rows) == list(STORED[name])[1:]
 
 
-def test_the_manifest_has_every_result():
-    files = {p.name for p in store.RESULTS.iterdir()} - {"manifest.json"}
-    assert files == set(manifest.entries()) >= {f"{name}.csv" for name in EXPERIMENTS}
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [(store.RESULTS, {f"{name}.csv" for name in EXPERIMENTS}), (speed.RESULTS, {"speed.json"})],
+)
+def test_the_manifests_have_every_result(folder, names):
+    files = {p.name for p in folder.iterdir()} - {"manifest.json"}
+    assert files == set(manifest.entries(folder)) >= names
     for name in files:
-        manifest.read(name)
+        manifest.read(name, folder)
 
 
+def test_speed_is_read_from_where_it_is_written():
+    assert Path(__file__).parents[2] / "benchmarks" / "results" == speed.RESULTS
+    assert set(speed.stored("speed")) >= {"machine", "steps", "growth"}
+    with pytest.raises(ValueError, match="speed_of_light.json: expected a file that is there"):
+        speed.stored("speed_of_light")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which", "columns"),
     [
@@ -206,6 +222,7 @@ def test_stored_rows_tell_the_truth(name, which, columns):
         assert now == pytest.approx(stored, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 5])
 def test_stored_estimates_before_training_tell_the_truth(k):
     """The estimators of a stored row at its first stage, computed again at full size."""

@@ -58,6 +58,7 @@ def test_runaway_bound_holds_and_is_nearly_reached():
     assert fullest > 0.95  # 95% of the bound would be refuted
 
 
+@pytest.mark.slow
 def test_race_solves_its_equation_and_has_the_given_length():
     x_0 = torch.tensor([1.0, 0.9, -0.5, 0.3], dtype=F64)
     c = torch.tensor([1.0, 1.05, 1.0, 2.0], dtype=F64)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from moe_theory.models.routers import gate_values
+from moe_theory.models.routers import sampled_topk, softmax_topk, topk_softmax
 from moe_theory.theory import gates
 
 
@@ -40,13 +40,13 @@ def test_the_energy_bound_is_kept_and_nearly_attained(k, spread):
         assert best > 0.9 * bound
 
 
-@pytest.mark.parametrize("rule", ["topk_softmax", "softmax_topk", "sampled_topk"])
+@pytest.mark.parametrize("rule", [topk_softmax, softmax_topk, sampled_topk])
 @pytest.mark.parametrize("k", [1, 3])
 def test_jumps_are_bounded_and_the_bound_is_attained(rule, k):
     h = torch.randn(500, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).sort(-1, True).values
     h[:, k] = h[:, k - 1]
     h[0] = torch.tensor([0.0] * (k + 1) + [-50.0] * (7 - k))
-    pi = gate_values(h, k, rule, torch.zeros_like(h))
+    pi = rule.gates(h, k, torch.zeros_like(h))
     last = pi.masked_fill(pi == 0, 2).amin(-1)
     assert float(last.max()) == pytest.approx(gates.jump_bound(k, rule), rel=1e-12)
 
@@ -75,8 +75,8 @@ def test_bad_arguments_are_named():
         (lambda: gates.gate_range(0, 1.0), "k: expected an integer >= 1"),
         (lambda: gates.gate_range(2, -1.0), "spread: expected a finite number >= 0"),
         (lambda: gates.energy_bound(2, math.nan), "spread"),
-        (lambda: gates.energy_bound(2.5, 1.0), "k: expected an integer"),
         (lambda: gates.jump_bound(2, "softmax"), "rule: expected one of"),
+        (lambda: gates.energy_bound(2.5, 1.0), "k: expected an integer"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

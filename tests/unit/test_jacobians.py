@@ -9,6 +9,7 @@ from torch.func import grad, hessian, jacrev
 from moe_theory import experiments
 from moe_theory.experiments import exponents as ex
 from moe_theory.theory import jacobians as jac
+from moe_theory.theory import tanh_blocks as blocks
 
 K, D, OUT = 4, 3, 2
 
@@ -85,12 +86,12 @@ def test_the_relative_jacobian_is_that_of_autograd(normal, mu):
 def test_bounds_hold_and_the_forms_of_tanh_experts_are_exact(k):
     """Against full Hessians of the experiment's block, made small."""
     rng = torch.Generator().manual_seed(k)
-    block = ex.Block(*(torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((6, 3), (6, 4, 3), (6, 2, 4))))
+    block = blocks.Block(*(torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((6, 3), (6, 4, 3), (6, 2, 4))))
     x, y = (torch.randn(2, n, generator=rng, dtype=torch.float64) for n in (3, 2))
-    s, residual = ex.terms(block, x, k), ex.output(block, x, k) - y
-    bounds, gradients = ex.constants(s, x, residual), ex.example_gradients(s, x, residual)
+    s, residual = blocks.terms(block, x, k), blocks.output(block, x, k) - y
+    bounds, gradients = blocks.constants(s, x, residual), blocks.gradient_squares(s, x, residual)
     for i in range(2):
-        loss, w = ex.example_loss(block, x[i], y[i], k)
+        loss, w = blocks.example_loss(block, x[i], y[i], k)
         assert float(loss(w)) == pytest.approx(float(residual[i].square().sum() / 2), rel=1e-12)
         gradient, rows = grad(loss)(w), k * 3
         assert float(gradients[0][i]) == pytest.approx(float(gradient[rows:].square().sum()), rel=1e-10)
@@ -130,10 +131,10 @@ def test_both_bounds_fall_like_one_over_k():
 def test_measures_are_those_of_autograd():
     f_star, block, x = ex.target(0), ex.draw_block(0, 0.1, 0.0), ex.inputs(3, 1)
     values = ex.measure(block, f_star, x, 4)
-    s = ex.terms(block, x, 4)
-    J = torch.stack([jacrev(lambda z: ex.output(block, z[None], 4)[0])(z) for z in x])
+    s = blocks.terms(block, x, 4)
+    J = torch.stack([jacrev(lambda z: blocks.output(block, z[None], 4)[0])(z) for z in x])
     assert values["input"] == pytest.approx(float(J.square().sum((1, 2)).mean().sqrt()), rel=1e-5)
-    by_parts = [jacrev(lambda *p, z=z: ex.output(ex.Block(*p), z[None], 4)[0], (0, 1, 2))(*block) for z in x]
+    by_parts = [jacrev(lambda *p, z=z: blocks.output(blocks.Block(*p), z[None], 4)[0], (0, 1, 2))(*block) for z in x]
     router = sum(float(p[0].square().sum()) for p in by_parts) / 3
     experts = sum(float(p[1].square().sum() + p[2].square().sum()) for p in by_parts) / 3
     assert values["router"] == pytest.approx(math.sqrt(router), rel=1e-5)
@@ -147,7 +148,7 @@ def test_training_takes_gradient_steps_at_rate_times_k(monkeypatch):
     monkeypatch.setattr(ex, "STEPS", 1)
     f_star, block, k = ex.target(0), ex.draw_block(0, 0.1, 0.0), 8
     x = torch.randn(ex.BATCH, ex.D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    loss = grad(lambda b: (ex.output(b, x, k) - f_star(x)).square().sum() / (2 * ex.BATCH))(block)
+    loss = grad(lambda b: (blocks.output(b, x, k) - f_star(x)).square().sum() / (2 * ex.BATCH))(block)
     moved = ex.train(block, f_star, k, 5)
     assert all(torch.allclose(m, p - ex.RATE * k * g) for m, p, g in zip(moved, block, loss, strict=True))
     assert float((moved.V - block.V).abs().max()) > 1e-3
@@ -157,20 +158,21 @@ def test_the_floor_holds_and_either_part_can_carry_the_function():
     """Saturated experts are constant along the segment: there the jumps do it alone, and with K = M nothing moves."""
     block, ends = ex.draw_block(0, 0.1, 0.0), torch.stack([ex.inputs(4, 1), ex.inputs(4, 2)])
     for k in (4, ex.M):
-        own = ex.floor(block, lambda x, k=k: ex.output(block, x, k), ends, k)
+        own = blocks.floor(block, lambda x, k=k: blocks.output(block, x, k), ends, k)
         assert (own.slope + own.jumps >= own.needed).all() and (own.needed > 0.1).all()
         assert (own.jumps > 0.1).all() if k < ex.M else not own.jumps.any()
     ends[:, :, 0], W = 1.0, torch.zeros_like(block.W)
     W[:, :, 0] = 40 * block.W[:, :, :1].sign()[..., 0]
     flat = block._replace(W=W, theta=1e-6 * block.theta)
-    held = ex.floor(flat, lambda x: ex.output(flat, x, 4), ends, 4)
+    held = blocks.floor(flat, lambda x: blocks.output(flat, x, 4), ends, 4)
     assert (held.slope < 1e-3 * held.needed).all() and (held.jumps >= held.needed - 1e-3).all()
 
 
 def test_two_blocks_of_identical_experts_are_the_same_function_for_every_k():
-    same, other = ([float(f(w)) for f, w in (ex.two_blocks(k, rho, False, 3) for k in (1, 8))] for rho in (1.0, 0.0))
+    pairs = {rho: [blocks.two_blocks(k, rho, False, 3) for k in (1, 8)] for rho in (1.0, 0.0)}
+    same, other = ([float(f(w)) for f, w in pair] for pair in pairs.values())
     assert same[0] == pytest.approx(same[1], rel=1e-12) and abs(other[0] - other[1]) > 1e-2
-    (loss, w), (normalized, _) = (ex.two_blocks(4, 0.0, n, 3) for n in (False, True))
+    (loss, w), (normalized, _) = (blocks.two_blocks(4, 0.0, n, 3) for n in (False, True))
     last = w[-4 * 64 :]  # the output layers of the second block
     louder = torch.cat([w[: -4 * 64], 5 * last])
     assert float(normalized(louder)) == pytest.approx(float(normalized(w)), rel=1e-12)
@@ -190,8 +192,6 @@ def test_bad_arguments_are_named():
         jac.equicorrelated(1.0, -0.5, 9.0)
     with pytest.raises(ValueError, match="k_eff: expected a finite number > 0"):
         jac.relative_jacobian(0.5, 0.0)
-    with pytest.raises(ValueError, match="cells: expected an integer >= 1"):
-        ex.floor(ex.draw_block(0, 0.1, 0.0), ex.target(0), torch.zeros(2, 1, ex.D), 4, 0)
     with pytest.raises(ValueError, match="rho: expected a correlation"):
         jac.equicorrelated(1.0, math.nan, 9.0)
     with pytest.raises(ValueError, match="a: expected a finite number > 0"):

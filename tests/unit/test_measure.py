@@ -63,6 +63,7 @@ def test_bad_fits_are_named(sizes, values, name):
         fit_exponent(sizes, values)
 
 
+@pytest.mark.slow
 def test_exact_means_and_spreads_of_the_sums():
     task, n, repeats = PatchTask(K=3, d=6), 300, 1500
     exact = mean_and_spread(task, n)

@@ -5,14 +5,14 @@ import torch
 from scipy.stats import norm
 
 from moe_theory.measure.voronoi import voronoi_loss
-from moe_theory.models.mixture import MixingMeasure, draw_measure, gates, regression_function
-from moe_theory.models.routers import Router
+from moe_theory.models.mixture import MixingMeasure, draw_measure, gates, jacobian, regression_function
+from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
 from moe_theory.tasks.regression import uniform_inputs
-from moe_theory.theory.identifiability import jacobian, shifted
+from moe_theory.theory.identifiability import shifted
 from moe_theory.theory.minimax import radial_sequence, rescaled, split_sequence, two_point_bound, weight_bound
 
-COSINE = Router("cosine")
-OTHERS = (Router("linear"), Router("perturbed", 0.1), Router("perturbed", 3.0))
+COSINE = Cosine()
+OTHERS = (Linear(), Perturbed(0.1), Perturbed(3.0))
 SEQUENCES = (radial_sequence, split_sequence)
 
 
@@ -169,7 +169,7 @@ def test_the_bound_adds_up_over_atoms_and_is_symmetric():
 
 def test_it_serves_every_pair_with_moved_router_vectors():
     """Also the common shift of the perturbed router, two measures with one function."""
-    router = Router("perturbed", 0.5)
+    router = Perturbed(0.5)
     G = apart(d=3)
     G = G.with_(beta1=0.2 * G.beta1 / G.beta1.norm(dim=1, keepdim=True))
     other = shifted(G, real([0.2, 0.1, 0.0]), router)
@@ -219,12 +219,12 @@ def test_the_weight_bound_is_below_the_exact_two_point_bound(name):
         step = 2 * noise / math.sqrt(n)
         other = G.with_(beta0=G.beta0 + real([step, 0.0, 0.0]))
         x = uniform_inputs(n, 2, seed)
-        f, g = (regression_function(measure, x, Router(name), "tanh") for measure in (G, other))
+        f, g = (regression_function(measure, x, ROUTERS[name](), "tanh") for measure in (G, other))
         overlap = 2 * norm.sf(float((f - g).norm()) / (2 * noise))  # 1 - TV of the data given the inputs
         two_point = 0.5 * voronoi_loss(other, G) * overlap
         assert voronoi_loss(other, G) == pytest.approx(float(G.beta0[0].exp()) * math.expm1(step))
         assert bound <= two_point < 4 * bound
-        slope = jacobian(G, x, Router(name), "tanh")[:, 0].abs().max()
+        slope = jacobian(G, x, ROUTERS[name](), "tanh")[:, 0].abs().max()
         assert slope <= 0.5
 
 

@@ -60,6 +60,7 @@ def _tree():
     return {p: hashlib.sha256(p.read_bytes()).digest() for p in PACKAGE.rglob("*") if p.suffix in {".py", ".csv"}}
 
 
+@pytest.mark.slow
 def test_mutants_are_refused_or_survive_and_the_tree_stays(small, capsys):
     before = _tree()
     assert main(["run", "--jobs", "2"]) == 1

@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 
-from moe_theory.models.routers import RULES, MLPRouter, MultiHeadRouter, gate_values, gumbel, softmax_topk, topk_softmax
+from moe_theory.models.routers import (
+    RULES,
+    MLPRouter,
+    MultiHeadRouter,
+    gumbel,
+    sampled_topk,
+    softmax_topk,
+    topk_softmax,
+)
 from moe_theory.theory import router_gradient
 from moe_theory.theory.router_gradient import (
     Ray,
@@ -22,10 +30,10 @@ def draw(*shape, seed=0):
 
 
 def by_autograd(h, f, k, rule, noise):
-    return torch.autograd.functional.jacobian(lambda h: gate_values(h, k, rule, noise) @ f, h).T
+    return torch.autograd.functional.jacobian(lambda h: rule.gates(h, k, noise) @ f, h).T
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("M", [1, 2, 5])
 def test_jacobian_is_that_of_autograd(rule, M):
     h, f, noise = 2 * draw(M), draw(M, 3, seed=1), gumbel((M,), torch.Generator().manual_seed(2), torch.float64)
@@ -38,14 +46,14 @@ def test_jacobian_is_that_of_autograd(rule, M):
 
 def test_the_two_orders_are_not_interchangeable():
     h, f = 2 * draw(5), draw(5, 3, seed=1)
-    wrong = logit_jacobian(h, f, 2, "softmax_topk") - by_autograd(h, f, 2, "topk_softmax", None)
+    wrong = logit_jacobian(h, f, 2, softmax_topk) - by_autograd(h, f, 2, topk_softmax, None)
     assert wrong.abs().max() > 1e-2
 
 
 def test_unselected_experts_get_a_gradient_only_after_a_softmax_over_all():
     h, f = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64), draw(3, 2)
-    assert (logit_jacobian(h, f, 1, "softmax_topk")[1:] != 0).all()
-    assert (logit_jacobian(h, f, 2, "topk_softmax")[2] == 0).all()
+    assert (logit_jacobian(h, f, 1, softmax_topk)[1:] != 0).all()
+    assert (logit_jacobian(h, f, 2, topk_softmax)[2] == 0).all()
 
 
 @pytest.mark.parametrize("Router", [MLPRouter, MultiHeadRouter])
@@ -53,26 +61,26 @@ def test_unselected_experts_get_a_gradient_only_after_a_softmax_over_all():
 def test_proposition_1_is_exact(Router, dtype):
     for seed in range(20):
         x, f = draw(8, 5, seed=seed).to(dtype), draw(8, 4, 3, seed=seed + 100).to(dtype)
-        for rule in ("topk_softmax", "softmax_topk"):
+        for rule in (topk_softmax, softmax_topk):
             module = Router(5, 4, 6, seed).to(dtype)
-            torch.einsum("nm,nmo->no", gate_values(module(x), 1, rule), f).tanh().sum().backward()
+            torch.einsum("nm,nmo->no", rule.gates(module(x), 1), f).tanh().sum().backward()
             size = torch.cat([p.grad.flatten() for p in module.parameters()]).abs().max()
-            assert size == 0.0 if rule == "topk_softmax" else size > 1e-4
+            assert size == 0.0 if rule == topk_softmax else size > 1e-4
 
 
 def test_zero_exactly_where_the_selected_experts_agree():
     h, f = torch.tensor([2.0, 1.0, 0.5, -1.0], dtype=torch.float64), draw(4, 3)
     f[1] = f[0]  # the two selected at k = 2
-    assert logit_jacobian(h, f, 2, "topk_softmax").abs().max() < 1e-15
-    assert logit_jacobian(h, f, 3, "topk_softmax").abs().max() > 1e-2
-    assert logit_jacobian(h, f, 2, "softmax_topk").abs().max() > 1e-2
+    assert logit_jacobian(h, f, 2, topk_softmax).abs().max() < 1e-15
+    assert logit_jacobian(h, f, 3, topk_softmax).abs().max() > 1e-2
+    assert logit_jacobian(h, f, 2, softmax_topk).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("M", [2, 3, 9])
 def test_top1_norm_and_its_bounds(M):
     h, f = draw(200, M) * torch.linspace(0.1, 12, 200, dtype=torch.float64)[:, None], draw(200, M, 2, seed=1)
     norm = top1_norm(h, f)
-    exact = logit_jacobian(h, f, 1, "softmax_topk").flatten(1).norm(dim=1)
+    exact = logit_jacobian(h, f, 1, softmax_topk).flatten(1).norm(dim=1)
     assert ((norm - exact).abs() <= 1e-13 * (1 + exact)).all()
     pi, m = torch.softmax(h, -1).sort(descending=True)
     unit = pi[:, 0] * pi[:, 1:].sum(1) * f[torch.arange(200), m[:, 0]].norm(dim=1)
@@ -190,9 +198,9 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="rule: expected one of .*got 'top'"):
         logit_jacobian(h, f, 1, "top")
     with pytest.raises(ValueError, match="k: expected at most M = 3 experts, got 4"):
-        logit_jacobian(h, f, 4, "topk_softmax")
+        logit_jacobian(h, f, 4, topk_softmax)
     with pytest.raises(ValueError, match="noise: sampled_topk needs Gumbel noise"):
-        logit_jacobian(h, f, 1, "sampled_topk")
+        logit_jacobian(h, f, 1, sampled_topk)
     with pytest.raises(ValueError, match="h: expected finite numbers, got 1 NaN"):
         top1_norm(torch.tensor([0.0, math.nan]), torch.zeros(2, 1))
     with pytest.raises(ValueError, match="theta: expected distinct rows, got rows 0 and 1 equal"):

@@ -107,6 +107,7 @@ def test_integer_program_finds_the_bound(p, q, K):
     assert best_additive_accuracy(p, q, K) == pytest.approx(1 - error_floor(p, q), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_integer_program_can_stay_below_the_bound():
     """With three clusters and laws of three likelihood ratios the bound is not attained."""
     p = np.array((0.5, 0.3, 0.2))

@@ -28,7 +28,7 @@ def by_quadrature(h, m, noise):
     return sum(quad(integrand, a, b, epsabs=1e-14)[0] for a, b in itertools.pairwise(edges))
 
 
-@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize("noise", [pytest.param(law, marks=[pytest.mark.slow] * (law == "gaussian")) for law in LAWS])
 @given(h=logits)
 @settings(max_examples=30, deadline=None)
 def test_against_adaptive_quadrature(noise, h):
@@ -39,7 +39,7 @@ def test_against_adaptive_quadrature(noise, h):
 
 
 @pytest.mark.parametrize("noise", LAWS)
-@pytest.mark.parametrize("M", [1, 2, 3, 7, 8, 33, 64, 128, 256])
+@pytest.mark.parametrize("M", [1, 2, 3, 7, 8, 33, 64, 128, pytest.param(256, marks=pytest.mark.slow)])
 def test_rows_sum_to_one_and_ties_are_uniform(noise, M):
     rng = torch.Generator().manual_seed(M)
     h = (

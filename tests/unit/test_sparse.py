@@ -10,7 +10,6 @@ from moe_theory.models.layers import Fan, Linear, Stack, Words
 from moe_theory.models.routers import (
     MLPRouter,
     MultiHeadRouter,
-    gate_values,
     gumbel,
     sampled_topk,
     softmax_topk,
@@ -62,10 +61,10 @@ def test_bad_input_to_a_rule_is_named(rule, h, k, named):
 
 
 def test_bad_rule_or_missing_noise_is_named():
-    with pytest.raises(ValueError, match="^rule: .*'softmax'"):
-        gate_values(H, 2, "softmax")
+    with pytest.raises(ValueError, match="^rule: .*'topk_softmax'"):
+        SparseBlock(7, 5, 3, "topk_softmax", 2, "single", "relu", seed=1)
     with pytest.raises(ValueError, match="^noise: "):
-        gate_values(H, 2, "sampled_topk")
+        sampled_topk.gates(H, 2)
 
 
 def test_heads_share_nothing_and_a_single_head_shares_its_hidden_layer():
@@ -98,12 +97,12 @@ def test_bad_sizes_of_layers_are_named(layer):
         layer()
 
 
-@pytest.mark.parametrize("rule", ["softmax_topk", "topk_softmax", "sampled_topk"])
+@pytest.mark.parametrize("rule", [softmax_topk, topk_softmax, sampled_topk])
 def test_the_block_is_the_weighted_sum_of_its_chosen_experts(rule):
     block = SparseBlock(7, 5, 3, rule, 2, "single", "relu", seed=1)
     x, noise = torch.randn(4, 7, generator=rng(6)), gumbel((4, 5), rng(7))
     out, pi = block(x, noise)
-    chosen = topk_set(block.router(x) + (noise if rule == "sampled_topk" else 0), 2)
+    chosen = topk_set(block.router(x) + (noise if rule == sampled_topk else 0), 2)
     for i in range(4):
         total = 0
         for m in chosen[i].nonzero()[:, 0]:
@@ -118,11 +117,11 @@ def test_the_block_is_the_weighted_sum_of_its_chosen_experts(rule):
 def test_bad_k_or_heads_of_a_block_are_named():
     for k, heads, named in ((0, "single", "k"), (6, "single", "k"), (2, "many", "heads")):
         with pytest.raises(ValueError, match=f"^{named}: "):
-            SparseBlock(7, 5, 3, "topk_softmax", k, heads, "relu", seed=1)
+            SparseBlock(7, 5, 3, topk_softmax, k, heads, "relu", seed=1)
 
 
 def test_products_with_windows_are_convolutions():
-    network = SparseCNN(12, 10, 5, "topk_softmax", 2, "single", seed=0)
+    network = SparseCNN(12, 10, 5, topk_softmax, 2, "single", seed=0)
     x = torch.randn(3, 1, 12, 12, generator=rng(8))
     z = F.relu(F.conv2d(x, network.first.W.view(8, 1, 5, 5), network.first.b, stride=2, padding=2))
     direct = F.relu(F.conv2d(z, network.second.W.view(8, 8, 2, 2), network.second.b, stride=2))
@@ -136,7 +135,7 @@ def test_products_with_windows_are_convolutions():
 
 def test_bad_side_of_an_image_is_named():
     with pytest.raises(ValueError, match="^side: expected a multiple of 4, got 14"):
-        SparseCNN(14, 10, 5, "topk_softmax", 2, "single", seed=0)
+        SparseCNN(14, 10, 5, topk_softmax, 2, "single", seed=0)
 
 
 def test_networks_give_logits_and_gates_and_read_the_noise_only_when_they_sample():
@@ -149,12 +148,12 @@ def test_networks_give_logits_and_gates_and_read_the_noise_only_when_they_sample
         ),
     ]
     for make, x in cases:
-        for rule in ("topk_softmax", "sampled_topk"):
+        for rule in (topk_softmax, sampled_topk):
             network = make(rule)
             one, two = (gumbel(network.noise_shape(4), rng(seed)) for seed in (10, 11))
             (F1, pi), (F2, _) = network(x, one), network(x, two)
             assert F1.shape == (4, 3) and pi.shape == one.shape
-            assert torch.equal(F1, F2) == (rule == "topk_softmax")
+            assert torch.equal(F1, F2) == (rule == topk_softmax)
 
 
 def test_gaussian_classes_have_their_means_and_scales():

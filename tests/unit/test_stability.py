@@ -1,157 +1,120 @@
-"""Exact stability by enumeration, the bound of Hardt et al., and the problem that attains it."""
-
-from itertools import combinations, product
+"""The estimators of smooth2025, 5.3, against their definition computed one example at a time."""
 
 import pytest
 import torch
 
-from moe_theory.theory.stability import (
-    LOGISTIC,
-    SQUARES,
-    averaged_experts,
-    exact_stability,
-    hardt_bound,
-    huber,
-    huber_witness,
-    neighbours,
-    smoothness_of,
-)
+from moe_theory.measure.stability import draw_batches, estimate, estimate_loop, squared_difference
+from moe_theory.models.layers import Linear, Words
+from moe_theory.models.routers import RULES, Rule, sampled_topk, topk_softmax
+from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseTransformer
 
 
-def problems(loss, number=2, points=3, d=2, T=2, share=None, seed=0):
-    """Random problems with steps of `share` times 2 / beta (random shares by default)."""
-    source = torch.Generator().manual_seed(seed)
-    x, y, start = (
-        torch.randn(number, *s, generator=source, dtype=torch.float64) for s in ((points, d), (points,), (d,))
+def network(kind: str, rule: Rule, heads: str = "single"):
+    """A small network in float64, and 40 examples of three classes."""
+    rng = torch.Generator().manual_seed(5)
+    y = torch.randint(3, (40,), generator=rng)
+    if kind == "mlp":
+        return SparseMLP(6, 3, 4, rule, 2, heads, seed=1).double(), torch.randn(40, 6, generator=rng).double(), y
+    if kind == "cnn":
+        x = torch.randn(40, 1, 8, 8, generator=rng).double()
+        return SparseCNN(8, 3, 4, rule, 2, heads, seed=1).double(), x, y
+    tokens = torch.randint(9, (40, 5), generator=rng)  # few words: some occur twice in a text
+    return SparseTransformer(9, 5, 6, 3, 4, rule, 2, heads, seed=1).double(), tokens, y
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize(("rule", "heads"), [(r, "single") for r in RULES.values()] + [(sampled_topk, "multi")])
+def test_stacked_estimates_are_the_definition(kind, rule, heads):
+    model, x, y = network(kind, rule, heads)
+    fast, slow = (f(model, x, y, rate=0.5, draws=3, batch=8, seed=2) for f in (estimate, estimate_loop))
+    for name, a, b in zip(fast._fields, fast, slow, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-14, msg=name)
+    torch.testing.assert_close(fast.eps, fast.L * fast.distance)
+    assert (fast.beta > 0).all()
+    differs = (fast.eps_independent - fast.eps).abs().max() > 1e-6
+    assert differs == (rule == sampled_topk)
+
+
+def test_selected_sets_flip_for_long_steps_and_only_with_a_router_that_moves():
+    for k, moves in ((1, False), (2, True), (4, False)):
+        model = SparseMLP(6, 3, 4, topk_softmax, k, "single", seed=1)
+        _, x, y = network("mlp", topk_softmax)
+        flips = estimate(model, x.float(), y, rate=5.0, draws=10, batch=8).flips
+        assert bool((flips > 0).any()) == moves
+
+
+def test_a_layer_left_out_would_be_noticed(monkeypatch):
+    import moe_theory.measure.stability as module
+
+    model, x, y = network("mlp", topk_softmax)
+    whole = estimate(model, x, y, rate=0.5, draws=2, batch=8).beta
+    monkeypatch.setattr(
+        module, "squared_difference", lambda layer, *a: squared_difference(layer, *a) * (not isinstance(layer, Linear))
     )
-    steps = torch.rand(number, T, generator=source, dtype=torch.float64) if share is None else share
-    return x, (y if loss is SQUARES else y.sign()), start, steps * 2 / smoothness_of(loss, x)[:, None].expand(-1, T)
+    assert (estimate(model, x, y, rate=0.5, draws=2, batch=8).beta < whole).all()
 
 
-def by_loops(loss, x, y, start, alphas, n, batch):
-    """Eq. 1 for one problem, data set by data set, gradients by autograd; all positions and orders, no symmetry."""
-
-    def gradient(w, i):
-        w = w.clone().requires_grad_()
-        return torch.autograd.grad(loss.value(w @ x[i], y[i]), w)[0]
-
-    L, batches, trained = 0.0, list(combinations(range(n), batch)), {}
-    for data in product(range(len(x)), repeat=n):
-        for sequence in product(batches, repeat=len(alphas)):
-            w, path = start, [start]
-            for alpha, chosen in zip(alphas, sequence, strict=True):
-                w = w - alpha * sum(gradient(w, data[i]) for i in chosen) / batch
-                path.append(w)
-            L = max([L, *(float(gradient(v, i).norm()) for v in path for i in range(len(x)))])
-            trained[data, sequence] = loss.value(x @ w, y)
-    eps = 0.0
-    sequences = list(product(batches, repeat=len(alphas)))
-    for data, other in product(product(range(len(x)), repeat=n), repeat=2):
-        if sum(a != b for a, b in zip(data, other, strict=True)) == 1:
-            gaps = torch.stack([(trained[data, s] - trained[other, s]).abs() for s in sequences])
-            eps = max(eps, float(gaps.mean(0).max()))
-    return eps, L
+def test_batches_hold_no_example_twice():
+    model, _, _ = network("mlp", topk_softmax)
+    plan = draw_batches(model, 40, 5, 40, seed=0)
+    assert plan.index.shape == (5, 3, 40) and plan.noise.shape == (5, 4, 40, 4)
+    assert (plan.index.sort(-1).values == torch.arange(40)).all()
 
 
-@pytest.mark.parametrize("loss", [SQUARES, LOGISTIC, huber(1.0, 2.0)], ids=["squares", "logistic", "huber"])
-def test_losses_have_the_slope_and_curvature_they_state(loss):
-    z = torch.linspace(-4, 4, 1601, dtype=torch.float64).requires_grad_()
-    y = torch.ones_like(z)
-    slope = torch.autograd.grad(loss.value(z, y).sum(), z)[0]
-    assert torch.allclose(slope, loss.slope(z.detach(), y), atol=1e-12)
-    curvature = (slope.diff() / z.detach().diff()).max()
-    assert float(curvature) == pytest.approx(loss.curvature, rel=1e-4)
+def test_bad_input_to_the_estimators_is_named():
+    model, x, y = network("mlp", topk_softmax)
+    for bad in ({"rate": 0.0}, {"draws": 0}, {"batch": 41}, {"batch": 0}):
+        with pytest.raises(ValueError, match=f"^{next(iter(bad))}: "):
+            estimate(model, x, y, **{"rate": 0.1, "draws": 2, "batch": 8, **bad})
+    model.extra = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match=r"^model: .*\['extra'\]"):
+        estimate(model, x, y, rate=0.1, draws=2, batch=8)
 
 
-@pytest.mark.parametrize(("n", "batch"), [(2, 1), (2, 2), (3, 2)])
-@pytest.mark.parametrize("loss", [SQUARES, LOGISTIC], ids=["squares", "logistic"])
-def test_enumeration_equals_the_loops(loss, n, batch):
-    x, y, start, alphas = problems(loss, number=1, T=2 if n == 2 else 1)
-    eps, L = exact_stability(loss, x, y, start, alphas, n, batch)
-    assert (float(eps[0]), float(L[0])) == pytest.approx(
-        by_loops(loss, x[0], y[0], start[0], alphas[0], n, batch), rel=1e-12
-    )
+def test_bad_model_that_does_not_move_is_named():
+    model, x, y = network("mlp", topk_softmax)
+    with pytest.raises(ValueError, match="^model: expected two steps"):
+        estimate(model, x[:1].expand(40, -1), y[:1].expand(40), rate=0.1, draws=2, batch=8)
 
 
-def test_many_problems_at_once_equal_one_by_one():
-    parts = problems(LOGISTIC, number=5, T=3)
-    together = exact_stability(LOGISTIC, *parts, 3)
-    alone = [exact_stability(LOGISTIC, *(v[i : i + 1] for v in parts), 3) for i in range(5)]
-    for whole, pieces in zip(together, zip(*alone, strict=True), strict=True):
-        assert torch.allclose(whole, torch.cat(pieces), rtol=1e-12)
+class Twice(torch.nn.Module):
+    """A module of one's own, with a layer that is called three times: twice on vectors, once on words."""
+
+    noisy = False
+
+    def __init__(self):
+        super().__init__()
+        rng = torch.Generator().manual_seed(3)
+        self.words, self.same, self.out = Words(9, 4, rng), Linear(4, 4, rng), Linear(4, 3, rng)
+
+    def noise_shape(self, n):
+        return n, 3
+
+    def forward(self, tokens, noise):
+        z = torch.tanh(self.same(self.words(tokens))).mean(1)
+        h = self.out(torch.tanh(self.same(torch.tanh(self.same(z + self.words(tokens[:, 0]))))))
+        return h, h.softmax(-1)
 
 
-def test_neighbours_differ_in_one_point():
-    data = neighbours(4, 3)
-    assert data.shape == (10, 4, 3) and (data[:, 0, 1:] == data[:, 3, 1:]).all()
-    assert data[:, :, 0].unique(dim=0).tolist() == [[0, 1, 2, 3]]
+def test_a_layer_called_several_times_is_counted_every_time():
+    model, (_, tokens, y) = Twice().double(), network("transformer", topk_softmax)
+    fast, slow = (f(model, tokens, y, rate=0.5, draws=3, batch=8, seed=2) for f in (estimate, estimate_loop))
+    for name, a, b in zip(fast._fields, fast, slow, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-14, msg=name)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("loss", [SQUARES, LOGISTIC], ids=["squares", "logistic"])
-def test_the_bound_holds(loss, batch):
-    parts = problems(loss, number=20, T=3)
-    eps, L = exact_stability(loss, *parts, 3, batch)
-    assert (eps <= hardt_bound(L, parts[3], 3)).all()
+def test_bad_models_are_named():
+    def refused(model, match):
+        with pytest.raises(ValueError, match=match):
+            estimate(model, x, y, rate=0.1, draws=2, batch=8)
 
-
-@pytest.mark.parametrize(("n", "T", "batch"), [(2, 1, 1), (5, 4, 1), (4, 3, 2), (3, 5, 3)])
-def test_the_witness_attains_the_bound_and_beats_the_printed_one_by_four(n, T, batch):
-    loss, *parts = huber_witness(T, L=1.3, a=0.4)
-    eps, L = exact_stability(loss, *parts, n, batch)
-    bound = hardt_bound(L, parts[3], n)
-    assert float(L) == pytest.approx(1.3, rel=1e-14)
-    assert float(eps) == pytest.approx(float(bound), rel=1e-13)
-    assert float(eps) == pytest.approx(4 * 1.3**2 * T / (loss.curvature * n), rel=1e-13)
-    assert not (eps <= 0.999 * bound).all()  # no smaller constant would pass
-
-
-def test_no_smaller_beta_serves_where_the_witness_runs():
-    """The third loss has curvature beta on the whole thin region; the other two are linear wherever a run goes."""
-    T = 3
-    loss, x, y, start, alphas = huber_witness(T, L=1.3, a=0.4)
-    for drawn, off in product(product(range(3), repeat=T), (0.0, 1e-3)):
-        w = start[0]
-        for i, alpha in zip(drawn, alphas[0], strict=True):
-            w = w - alpha * loss.slope(x[0, i] @ w, y[0, i]) * x[0, i]
-        assert w[1] == 0 and abs(w[0]) < 0.4 - 1.3 / loss.curvature  # strictly inside
-        near = torch.stack([w[0], w[1] + off])
-        losses = [lambda v, i=i: loss.value(x[0, i] @ v, y[0, i]) for i in range(3)]
-        curved = [torch.func.hessian(of_one)(near) for of_one in losses]
-        assert torch.allclose(curved[2], torch.diag(torch.tensor([0.0, loss.curvature], dtype=torch.float64)))
-        assert not curved[0].any() and not curved[1].any()  # without the third example the smallest beta would be 0
-
-
-@pytest.mark.parametrize("loss", [SQUARES, LOGISTIC], ids=["squares", "logistic"])
-def test_averaged_experts_divide_the_step(loss):
-    x, y, start, alphas = problems(loss, T=3)
-    one, _ = exact_stability(loss, x, y, start, alphas / 8, 2)
-    wide = averaged_experts(x, 8)
-    eight, _ = exact_stability(loss, wide, y, start.repeat(1, 8), alphas, 2)
-    assert torch.allclose(one, eight, rtol=1e-12)
-    assert torch.allclose(smoothness_of(loss, wide), smoothness_of(loss, x) / 8)
-    assert not torch.allclose(exact_stability(loss, x, y, start, alphas / 8**0.5, 2)[0], eight, rtol=1e-2)
-
-
-def test_bad_arguments_are_named():
-    parts = problems(SQUARES, T=2)
-    with pytest.raises(ValueError, match=r"^batch: expected at most n = 2, got 3"):
-        exact_stability(SQUARES, *parts, 2, 3)
-    with pytest.raises(ValueError, match=r"^batch:"):
-        exact_stability(SQUARES, *parts, 2, 0)
-    with pytest.raises(ValueError, match=r"^n:"):
-        exact_stability(SQUARES, *parts, 0)
-    with pytest.raises(ValueError, match=r"^alphas:"):
-        exact_stability(SQUARES, *parts[:3], torch.ones(2, 30, dtype=torch.float64), 4)
-    with pytest.raises(ValueError, match=r"^points:"):
-        neighbours(1, 2)
-    with pytest.raises(ValueError, match=r"^n:"):
-        hardt_bound(torch.ones(1), torch.ones(1, 2), 0)
-    with pytest.raises(ValueError, match=r"^K:"):
-        averaged_experts(parts[0], 0)
-    with pytest.raises(ValueError, match=r"^T:"):
-        huber_witness(0)
-    with pytest.raises(ValueError, match=r"^a:"):
-        huber_witness(1, a=-1.0)
-    with pytest.raises(ValueError, match=r"^beta:"):
-        huber(1.0, 0.0)
+    model, x, y = network("mlp", topk_softmax)
+    refused(torch.nn.Linear(6, 3), r"^model: .*Routed.*got Linear without \['noisy', 'noise_shape'\]")
+    model.forward = lambda x, noise: model.block(x, noise)[0]
+    refused(model, "^model: expected logits and gates")
+    model, x, y = network("mlp", topk_softmax)
+    model.block.experts.out.W = model.block.experts.hidden.W
+    refused(model, "^model: expected every parameter in one layer")
+    model, x, y = Twice().double(), *network("transformer", topk_softmax)[1:]
+    model.forward = lambda tokens, noise: (model.out(model.words(tokens.T).mean(0)), noise)
+    refused(model, "^model: expected words to read")

@@ -217,6 +217,7 @@ def test_words_stay_words_and_numbers_numbers(tiny, tmp_path):
 # A run under way.
 
 
+@pytest.mark.slow
 def test_killed_runs_lose_and_double_nothing(tmp_path):
     """Killed at random points, with one worker and with two."""
 
@@ -480,6 +481,7 @@ def test_rows_of_another_shape_are_refused(tiny, path):
 # Where rows are computed.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2), ("ray", 2)])
 def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, jobs):
     if backend == "ray":
@@ -498,6 +500,7 @@ def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, job
     assert experiments.status().set_index("experiment").loc["tiny", "stored"] == 4
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_survives_the_death_of_a_worker(tiny, tmp_path):
     """Row 1 kills the first worker that computes it."""
     mark, parent = tmp_path / "killed", os.getpid()

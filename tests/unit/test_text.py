@@ -233,6 +233,7 @@ def manual_pages():
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_manual_pages(manual_pages, monkeypatch):
     """Enough windows for 8,000 + 2,000 examples; no word tells the section by itself."""
     monkeypatch.setattr(text, "_manual_pages", lambda: manual_pages)
@@ -246,6 +247,7 @@ def test_manual_pages(manual_pages, monkeypatch):
         assert has.mean() < 0.02 or counts.max() < 0.8 * counts.sum(), data.words[word]
 
 
+@pytest.mark.slow
 def test_manual_pages_hold_no_reference(manual_pages):
     """Words are letters only, and a page full of references loses them all, but not its text."""
     words = {word for of_class in manual_pages.values() for page in of_class for window in page for word in window}

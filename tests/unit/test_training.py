@@ -86,6 +86,7 @@ def test_the_layer_evaluates_only_the_chosen_expert():
     assert torch.equal(m, top1_noisy(model.router(batch.x), noise))
 
 
+@pytest.mark.slow
 def test_algorithm_1_learns_what_a_single_expert_cannot():
     task = PatchTask(K=2, d=20, gamma=(0.5, 2))
     train, test = task.sample(1500, 1), task.sample(1500, 2)
@@ -107,6 +108,7 @@ def test_runs_depend_on_their_seed_only():
     assert not torch.equal(both[0].parameters["W"], alone.parameters["W"])
 
 
+@pytest.mark.slow
 def test_released_variant_runs_and_stops_at_its_target():
     task = PatchTask(K=2, d=20)
     train, test = task.sample(1000, 1), task.sample(1000, 2)
@@ -126,6 +128,7 @@ def test_two_logits_under_a_softmax_are_one_signed_output():
     assert torch.isclose(torch.nn.functional.cross_entropy(logits, y), logistic_loss((2.0 * y - 1) * cnn(x)).mean())
 
 
+@pytest.mark.slow
 def test_single_expert_improves_and_reports_its_history():
     task = PatchTask(K=2, d=20)
     train, test = task.sample(1000, 1), task.sample(1000, 2)

@@ -7,7 +7,7 @@ import torch
 
 from moe_theory.measure.voronoi import error_parts, voronoi_cells, voronoi_loss
 from moe_theory.models.mixture import MixingMeasure, draw_measure
-from moe_theory.models.routers import Router
+from moe_theory.models.routers import ROUTERS, Linear
 
 
 def measure(beta0, beta1, eta):
@@ -42,7 +42,7 @@ def test_an_empty_cell_adds_its_weight():
 
 @pytest.mark.parametrize("kind", ["linear", "perturbed"])
 def test_a_common_shift_is_seen_as_shift_and_nothing_else(kind):
-    router, G = Router(kind), draw_measure(4, 3, 1, router_scale=0.3)
+    router, G = ROUTERS[kind](), draw_measure(4, 3, 1, router_scale=0.3)
     c = torch.tensor([0.05, -0.02, 0.1], dtype=torch.float64)
     H = G.with_(beta1=router.preimage(router.embedding(G.beta1) + c), beta0=G.beta0 + 0.7)
     parts = error_parts(H, G, router, torch.arange(4))
@@ -56,7 +56,7 @@ def test_spreads_of_a_split_atom():
     beta0 = torch.cat([G.beta0[:1] - math.log(2)] * 2 + [G.beta0[1:]])
     split = torch.cat([eta + 0.3 * unit, eta - 0.3 * unit, G.eta[1:]])
     H = MixingMeasure(beta0, torch.cat([G.beta1[:1], G.beta1]), split)
-    parts = error_parts(H, G, Router("linear"), torch.tensor([0, 0, 1]))
+    parts = error_parts(H, G, Linear(), torch.tensor([0, 0, 1]))
     assert parts["spread_along"] == pytest.approx(0.3)
     assert max(value for name, value in parts.items() if name != "spread_along") < 1e-14
 
@@ -70,4 +70,4 @@ def test_bad_losses_are_refused():
     with pytest.raises(ValueError, match="G: expected inputs of dimension 3"):
         voronoi_loss(G, draw_measure(3, 3, 0))
     with pytest.raises(ValueError, match="cell: expected 3 indices that name all 3 atoms"):
-        error_parts(G, G, Router("linear"), torch.tensor([0, 0, 1]))
+        error_parts(G, G, Linear(), torch.tensor([0, 0, 1]))

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from scipy.optimize import least_squares as scipy_least_squares
 from torch import Tensor
 
-from moe_theory.experiments.rates import NEAR, REPETITIONS, SIZES, losses, near, normalized, rounded
+from moe_theory.experiments.rates import COMPARED, NEAR, REPETITIONS, SIZES, losses, near, normalized, rounded
 from moe_theory.measure.voronoi import error_parts, voronoi_cells
-from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profile, regression_function
+from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function
 from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
-from moe_theory.training.least_squares import Problems, evaluate, least_squares
+from moe_theory.training.least_squares import evaluate, least_squares, problems, unknowns
 
 K, D, TRUTH_SEED = 3, 4, 1
 SCALES = {"linear": 1.0, "cosine": 0.3, "perturbed": 0.3}  # of the routers, so that their scores vary alike
@@ -30,7 +30,7 @@ ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, 
 
 def small() -> list[dict]:
     """Fits of smooth experts by three routers; one too many, smooth ones and ReLU by the perturbed router."""
-    keys = [dict(router=r, phi="tanh", k=K) for r in ROUTERS]
+    keys = [dict(router=r, phi="tanh", k=K) for r in COMPARED]
     keys += [dict(router="perturbed", phi=e, k=K + 1) for e in ("tanh", "relu")]
     return [dict(**key, n=n, rep=rep) for n in SIZES[:-1] for rep in range(REPETITIONS) for key in keys]
 
@@ -38,7 +38,7 @@ def small() -> list[dict]:
 def contact() -> list[dict]:
     """The best split of the first of two experts, by direction and distance, without noise."""
     experts = ("linear", "quadratic", "relu", "tanh")
-    return [dict(router=r, expert=e, split=s, gap=g) for r in ROUTERS for e in experts for s in SPLITS for g in GAPS]
+    return [dict(router=r, expert=e, split=s, gap=g) for r in COMPARED for e in experts for s in SPLITS for g in GAPS]
 
 
 def smoke(grid: list[dict]) -> list[dict]:
@@ -58,7 +58,7 @@ def embedded(G: MixingMeasure, router: Router) -> MixingMeasure:
 
 def small_row(key: dict) -> dict:
     """The estimator on one data set; with one atom too many the best of three starts, each splitting another expert."""
-    router, expert, n, G = Router(key["router"]), key["phi"], key["n"], small_truth(key["router"])
+    router, expert, n, G = ROUTERS[key["router"]](), key["phi"], key["n"], small_truth(key["router"])
     x, y = sample_regression(lambda x: regression_function(G, x, router, expert), n, D, 1 + key["rep"])
     starts = [_split_start(G, key["k"], j, 1000 + 10 * key["rep"] + j) for j in range(K)][: 1 if key["k"] == K else K]
     B = len(starts)
@@ -107,19 +107,17 @@ def contact_row(key: dict) -> dict:
     router. What is free, e included, is optimized from several starts, the mean measure within `ROOM`
     of the truth (beyond it a penalty rises). Under the cosine router the two embeddings are then normalized.
     """
-    router, phi = Router(key["router"]), expert_profile(key["expert"])
+    router, expert = ROUTERS[key["router"]](), key["expert"]
     G = draw_measure(2, 3, TRUTH_SEED, router_scale=SCALES[key["router"]], expert_scale=2.0)
     x = uniform_inputs(N_CONTACT, G.d, 7)
-    one = torch.ones_like(x[:, :1])
-    U, X = torch.cat([one, router.feature(x)], 1), torch.cat([x, one], 1)
-    truth = torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta])
-    problem = Problems(U[None], X[None], regression_function(G, x, router, key["expert"])[None])
+    truth = unknowns(G, router)
+    problem = problems(x[None], regression_function(G, x, router, expert)[None], router, expert)
     rng = torch.Generator().manual_seed(11)
 
     def residual(p: np.ndarray) -> np.ndarray:
-        at = _pair(torch.from_numpy(p), truth, key["split"], key["gap"], router.kind == "cosine")
+        at = _pair(torch.from_numpy(p), truth, key["split"], key["gap"], router.sphere)
         outside = (torch.from_numpy(p[: truth.numel()]) - truth.flatten()).abs() - ROOM
-        return torch.cat([evaluate(at[None], problem, phi)[0][0], outside.clamp(min=0)]).numpy()
+        return torch.cat([evaluate(at[None], problem)[0][0], outside.clamp(min=0)]).numpy()
 
     found = []
     for start in _starts(truth[:, 0], key["split"], rng):

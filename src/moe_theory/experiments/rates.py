@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory.measure.voronoi import error_parts, voronoi_loss
-from moe_theory.models.mixture import MixingMeasure, draw_measure, expert_profile, preactivations, regression_function
+from moe_theory.models.mixture import (
+    MixingMeasure,
+    draw_measure,
+    expert_profile,
+    mixed,
+    preactivations,
+    regression_function,
+)
 from moe_theory.models.routers import ROUTERS, Router
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.training.least_squares import least_squares
@@ -22,6 +29,7 @@ from moe_theory.training.sgd import stochastic_descent
 
 SIZES = (1_000, 2_154, 4_642, 10_000, 21_544, 46_416, 100_000)
 REPETITIONS, D, K, TRUTH_SEED = 20, 32, 8, 0
+COMPARED = ("linear", "cosine", "perturbed")  # the routers of the grids: a new one does not change what is stored
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
 N_OVER = 50_000  # largest n that is fitted with one expert too many
 N_FAR = 10_000  # at this n the regular truth is also fitted from far starts
@@ -47,7 +55,7 @@ FIGURES = {
 
 def lse() -> list[dict]:
     """Figure 1's estimator at the regular truth: k = 8 by three routers, k = 9 by two of them up to N_OVER."""
-    keys = [dict(truth="regular", router=r, k=K) for r in ROUTERS]
+    keys = [dict(truth="regular", router=r, k=K) for r in COMPARED]
     keys += [dict(truth="regular", router=r, k=K + 1) for r in FIGURES["1b"].routers]
     rows = [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
     return [row for row in rows if row["k"] == K or row["n"] <= N_OVER]
@@ -55,7 +63,7 @@ def lse() -> list[dict]:
 
 def starts() -> list[dict]:
     """One size of the regular truth, exact-specified, from two starts."""
-    return [dict(truth="regular", router=r, k=K, n=N_FAR, rep=i) for r in ROUTERS for i in range(N_STARTS)]
+    return [dict(truth="regular", router=r, k=K, n=N_FAR, rep=i) for r in COMPARED for i in range(N_STARTS)]
 
 
 def sgd() -> list[dict]:
@@ -91,14 +99,13 @@ def truth(name: str) -> MixingMeasure:
 
 
 def true_function(G: MixingMeasure, router: Router, expert: str, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """f_G, where the cosine with a zero vector counts as 0, the convention of numerical libraries."""
+    """f_G, where a zero vector that has no embedding counts as 0, the convention of numerical libraries."""
     zero = (G.beta1 == 0).all(1)
-    if router.kind != "cosine" or not zero.any():
+    if not (router.sphere and zero.any()):
         return regression_function(G, x, router, expert)
     s = torch.zeros_like(G.beta1)
     s[~zero] = router.embedding(G.beta1[~zero])
-    pi = torch.softmax(router.feature(x) @ s.T + G.beta0, -1)
-    return (pi * expert_profile(expert).value(preactivations(G, x))).sum(-1)
+    return mixed(router.feature(x) @ s.T + G.beta0, preactivations(G, x), expert_profile(expert))
 
 
 def near(G: MixingMeasure, k: int, scale: float, seed: int) -> tuple[MixingMeasure, Int[Tensor, " k"]]:
@@ -134,7 +141,7 @@ def rounded(values: dict) -> dict:
 
 def parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:
     """`error_parts`; under the cosine router over the atoms whose router is not zero in the truth."""
-    if router.kind != "cosine" or (G_star.beta1 != 0).any(1).all():
+    if not router.sphere or (G_star.beta1 != 0).any(1).all():
         return error_parts(G, G_star, router, cell)
     good = (G_star.beta1 != 0).any(1)
     kept, number = good[cell], good.long().cumsum(0) - 1
@@ -147,7 +154,7 @@ def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
 
 def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Truth, fitted router, true function and data of a row of Figure 1."""
-    G, router = truth(key["truth"]), Router(key["router"])
+    G, router = truth(key["truth"]), ROUTERS[key["router"]]()
 
     def f(x: Tensor) -> Tensor:
         return true_function(G, router, "relu", x)
@@ -193,8 +200,8 @@ def starts_row(key: dict) -> dict:
 
 def sgd_row(key: dict) -> dict:
     """The paper's procedure on one data set of one figure; losses before and after, and the errors taken apart."""
-    figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), Router(key["router"]), key["n"]
-    source = Router(figure.true_router or key["router"])
+    figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), ROUTERS[key["router"]](), key["n"]
+    source = ROUTERS[figure.true_router or key["router"]]()
 
     def f(x: Tensor) -> Tensor:
         return true_function(G, source, figure.expert, x)

@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import yaml
 
 from moe_theory import _validate as check
-from moe_theory.experiments import algorithm1, exponents, overfit, rates, single_expert, sparse, stages
 
 PROFILES = ("paper", "smoke")
 
@@ -69,141 +73,26 @@ class Experiment:
         return hashlib.sha256(json.dumps(self.rows(profile), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _of(module, name: str, about: str, grid: list[dict]) -> Experiment:
-    return Experiment(name, about, grid, module.smoke(grid), module.row, module.live)
+def _made(name: str, about: str, module: str, grid: str, row: str, live: str | None = None) -> Experiment:
+    """An experiment from its entry in experiments.yml."""
+    of = import_module(f"{__package__}.{module}")
+    rows = getattr(of, grid)()
+    return Experiment(name, about, rows, of.smoke(rows), getattr(of, row), getattr(of, live or row))
 
 
-EXPERIMENTS = {
-    e.name: e
-    for e in (
-        _of(
-            single_expert,
-            "single_expert",
-            "Tables 7 and 8 of Chen et al. (2022): one patch CNN, every activation",
-            single_expert.grid(),
-        ),
-        _of(
-            single_expert,
-            "single_expert_wide",
-            "Table 3 of Chen et al. (2022): single models of 512 filters, and of 128 in setting 4",
-            single_expert.wide(),
-        ),
-        _of(
-            algorithm1,
-            "moe_tables",
-            "Tables 1 and 3 to 6, Figure 3 of Chen et al. (2022): four settings, linear and cubic, both variants",
-            algorithm1.main_tables(),
-        ),
-        _of(
-            algorithm1,
-            "moe_longer",
-            "Algorithm 1 as written, longer: linear experts in setting 1, cubic ones in setting 3",
-            algorithm1.longer(),
-        ),
-        _of(
-            algorithm1,
-            "moe_balanced",
-            "Table 9 of Chen et al. (2022): linear experts with the load-balancing loss",
-            algorithm1.balanced_linear(),
-        ),
-        _of(
-            algorithm1,
-            "moe_same_start",
-            "Table 10 of Chen et al. (2022): experts that start from the same weights",
-            algorithm1.same_start(),
-        ),
-        _of(
-            algorithm1,
-            "moe_control",
-            "Beside Table 10: random and equal starts over the coefficient of the balancing loss, released variant",
-            algorithm1.control(),
-        ),
-        _of(
-            algorithm1,
-            "moe_descent",
-            "Table 11 of Chen et al. (2022): normalized or plain descent, with and without load balancing",
-            algorithm1.load_or_speed(),
-        ),
-        Experiment(
-            "exploration",
-            "Lemmas E.3 to E.8 and 5.2 of Chen et al. (2022) at T1, over sigma_0 and over d",
-            stages.exploration(),
-            stages.smoke(stages.exploration()),
-            stages.exploration_row,
-            stages.exploration_row,
-        ),
-        Experiment(
-            "outcome",
-            "Theorem 4.2 of Chen et al. (2022) as a trend in d and n",
-            stages.outcome(),
-            stages.smoke(stages.outcome()),
-            stages.outcome_row,
-            stages.outcome_row,
-        ),
-        Experiment(
-            "beyond_stopping",
-            "Algorithm 1 of Chen et al. (2022) run on for 20,000 steps, with and without load balancing",
-            stages.beyond(),
-            stages.smoke(stages.beyond()),
-            stages.beyond_row,
-            stages.beyond_live,
-        ),
-        Experiment(
-            "voronoi_lse",
-            "Figure 1 of Nguyen et al. (2025) by its least squares estimator, with its errors taken apart",
-            rates.lse(),
-            rates.smoke(rates.lse()),
-            rates.lse_row,
-            rates.lse_row,
-        ),
-        Experiment(
-            "voronoi_starts",
-            "The least squares estimator of Figure 1 of Nguyen et al. (2025) from near and from far starts",
-            rates.starts(),
-            rates.smoke(rates.starts()),
-            rates.starts_row,
-            rates.starts_row,
-        ),
-        Experiment(
-            "voronoi_sgd",
-            "Figures 1 and 2 of Nguyen et al. (2025) by stochastic gradient descent from near the truth",
-            rates.sgd(),
-            rates.smoke(rates.sgd()),
-            rates.sgd_row,
-            rates.sgd_row,
-        ),
-        Experiment(
-            "one_too_many",
-            "Table 1 of Nguyen et al. (2025) on a small problem: exact- and over-specified least squares",
-            overfit.small(),
-            overfit.smoke(overfit.small()),
-            overfit.small_row,
-            overfit.small_row,
-        ),
-        Experiment(
-            "contact",
-            "Table 1 of Nguyen et al. (2025) without noise: how the function notices a split expert",
-            overfit.contact(),
-            overfit.smoke(overfit.contact()),
-            overfit.contact_row,
-            overfit.contact_row,
-        ),
-        _of(
-            sparse,
-            "sparse_training",
-            "Figures 3 to 7 of smooth2025: sparse MLP, CNN and transformer, their gradients and stability",
-            sparse.grid(),
-        ),
-        Experiment(
-            "exponents",
-            "smooth2025, Eq. 2 to 15 and Lemma 1: Jacobians, L and beta over K = 1 to 64 of 64 experts",
-            exponents.grid(),
-            exponents.smoke(exponents.grid()),
-            exponents.row,
-            exponents.row,
-        ),
-    )
-}
+class _Experiments(UserDict):
+    """Experiments by name; one is made, and its module imported, when it is first asked for."""
+
+    def __getitem__(self, name: str) -> Experiment:
+        found = self.data[name]
+        if isinstance(found, dict):
+            found = self.data[name] = _made(name, **found)
+        return found
+
+
+#: What experiments.yml says of each, nothing imported.
+ENTRIES = yaml.safe_load(Path(__file__).with_name("experiments.yml").read_text(encoding="utf-8"))
+EXPERIMENTS = _Experiments(ENTRIES)
 
 
 def experiment(name: str) -> Experiment:

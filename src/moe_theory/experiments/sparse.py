@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_theory.measure.stability import Draws, estimate
-from moe_theory.models.routers import gumbel
+from moe_theory.models.routers import RULES, gumbel, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, SparseTransformer
 from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.tasks.images import load_images
@@ -166,7 +166,7 @@ def smoke(rows: list[dict]) -> list[dict]:
 def start(key: dict) -> tuple[SparseNetwork, float]:
     """The network of a row before training, and the mean kept mass P_T of its softmax over all experts."""
     task = TASKS[key["task"]]
-    network = task.network(key["rule"], key["k"], key["heads"], key["seed"])
+    network = task.network(RULES[key["rule"]], key["k"], key["heads"], key["seed"])
     state = network.state_dict()
     network.load_state_dict({**state, **_pretrained(key["task"], key["seed"])})
     x = task.data()[0].x[:SHOWN]
@@ -181,7 +181,7 @@ def start(key: dict) -> tuple[SparseNetwork, float]:
 @functools.cache
 def _pretrained(task: str, seed: int) -> dict[str, Tensor]:
     """What pretraining leaves in the layers outside the router: the same for every rule, K and kind of heads."""
-    network = TASKS[task].network("topk_softmax", 1, "single", seed)
+    network = TASKS[task].network(topk_softmax, 1, "single", seed)
     TASKS[task].pretrain(network, TASKS[task].data()[0], torch.Generator().manual_seed(stream(seed, 1)))
     return {name: value for name, value in network.state_dict().items() if "router" not in name}
 

@@ -1,13 +1,23 @@
 """What `benchmarks/` measured, as the page on speed reads it."""
 
+from pathlib import Path
+
 import numpy as np
 
 from moe_theory import manifest
 
+PACKAGE = Path(__file__).parents[1]
+#: The wheel carries the measurements with the package; in a checkout `benchmarks/` writes them next to itself.
+RESULTS = next((p for p in [PACKAGE / "benchmarks"] if p.is_dir()), PACKAGE.parents[1] / "benchmarks" / "results")
+
 
 def stored(name: str) -> dict:
-    """The measurement of that name under `results`: `speed`, or `speed_` and what else was measured."""
-    return manifest.read_json(f"{name}.json")
+    """The measurement of that name: `speed`, or `speed_` and what else was measured.
+
+    Raises:
+        ValueError: for a file that is missing or not, bit for bit, the one that was written.
+    """
+    return manifest.read_json(f"{name}.json", RESULTS)
 
 
 def exponent(sizes, times) -> float:

@@ -11,8 +11,8 @@ The estimates are the largest values of 200 draws, each for itself.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -26,6 +26,26 @@ from moe_theory.models.routers import gumbel
 DRAWS, BATCH = 200, 64
 
 Parameters = dict[str, Tensor]
+LAYERS = (Linear, Stack, Words)
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """What the estimators ask of a model, which is an `nn.Module` whose parameters sit in `models.layers`.
+
+    A layer may be called any number of times. It has to read an array whose first dimension counts the examples.
+
+    Attributes:
+        noisy: whether `noise` changes the outputs.
+    """
+
+    noisy: bool
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        """Shape (n, ...) of the Gumbel noise that n inputs are routed with."""
+
+    def __call__(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the classes (n, classes), and gates (n, ..., M), 0 for experts that are not selected."""
 
 
 class Draws(NamedTuple):
@@ -52,6 +72,10 @@ class Batches(NamedTuple):
     index: Int[Tensor, "D 3 b"]
     noise: Float[Tensor, "D 4 b ..."]
 
+    def chunks(self, size: int) -> Iterator["Batches"]:
+        """The same draws, at most `size` at a time."""
+        return map(Batches, self.index.split(size), self.noise.split(size))
+
 
 def chunk(model: nn.Module) -> int:
     """Draws computed together: enough for large products, few enough that their parameters stay small."""
@@ -65,12 +89,18 @@ def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "coun
     return torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]), rng.get_state()
 
 
-def draw_batches(model: nn.Module, n: int, draws: int, batch: int, seed: int) -> Batches:
+def draw_batches(model: Routed, n: int, draws: int, batch: int, seed: int) -> Batches:
     """Batches without repetition within each, out of n examples, and Gumbel noise of the model's shape.
 
     Raises:
-        ValueError: for a batch larger than n.
+        ValueError: for a model that is not `Routed`, or a batch larger than n.
     """
+    if not (isinstance(model, nn.Module) and isinstance(model, Routed)):
+        missing = [name for name in ("noisy", "noise_shape") if not hasattr(model, name)]
+        raise ValueError(
+            f"model: expected an nn.Module with `noisy` and `noise_shape(n)` (see measure.stability.Routed), "
+            f"got {type(model).__name__} without {missing}"
+        )
     if check.integer("batch", batch, 1) > n:
         raise ValueError(f"batch: expected at most n = {n}, got {batch}")
     index, state = _index(n, 3 * check.integer("draws", draws, 1), batch, seed)
@@ -79,7 +109,7 @@ def draw_batches(model: nn.Module, n: int, draws: int, batch: int, seed: int) ->
     return Batches(index.view(-1, 3, batch), gumbel((draws, 4, *model.noise_shape(batch)), rng, dtype))
 
 
-def losses(model: nn.Module) -> Callable:
+def losses(model: Routed) -> Callable:
     """`(parameters, x, y, noise) -> cross-entropies (b,), gates` of a batch of b examples."""
 
     def function(parameters: Parameters, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,23 +119,37 @@ def losses(model: nn.Module) -> Callable:
     return function
 
 
-def traces(model: nn.Module) -> Callable:
+def two_steps(
+    model: Routed, x: Shaped[Tensor, "n ..."], y: Int[Tensor, " n"], rate: float, plan: Batches
+) -> tuple[Parameters, Parameters]:
+    """Theta_1 and Theta_2 of the D draws of a plan: every parameter with a first dimension of D."""
+    theta_0 = {name: p.detach() for name, p in model.named_parameters()}
+    step = vmap(grad(lambda *args: losses(model)(*args)[0].mean()), in_dims=(None, 0, 0, 0))
+
+    def stepped(i: int) -> Parameters:
+        slopes = step(theta_0, x[plan.index[:, i]], y[plan.index[:, i]], plan.noise[:, i])
+        return {name: theta_0[name] - rate * g for name, g in slopes.items()}
+
+    return stepped(0), stepped(1)
+
+
+def traces(model: Routed) -> Callable:
     """`(parameters, zeros, x, y, noise) -> losses (b,), gates, {layer: (a, delta)}`.
 
-    a (b, ..., d) is what a layer read, and delta the gradient of an example's loss in what the layer
-    gave; `zeros` has a tensor of the shape of each layer's output. A layer's gradient for one example is
-    the sum of `delta_t (x) a_t` over its positions t (tokens, windows of a convolution), which need not
-    be formed to know its norm.
+    a is what a layer read, and delta the gradient of an example's loss in what the layer gave, both as
+    `positions` lays them out; `zeros` has a tensor of the shape of each output of each layer. A layer's
+    gradient for one example is the sum of `delta_t (x) a_t` over its positions t (tokens, windows of a
+    convolution, calls), which need not be formed to know its norm.
     """
     layers = _layers(model)
 
-    def total(push: dict[str, Tensor], parameters: Parameters, *data: Tensor):
-        read = {}
+    def total(push: dict[str, list[Tensor]], parameters: Parameters, *data: Tensor):
+        read = {name: [] for name in push}
 
         def pushed(name: str) -> Callable:
             def hook(_, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-                read[name] = inputs[0]
-                return output + push[name]
+                read[name].append(inputs[0])
+                return output + push[name][len(read[name]) - 1]
 
             return hook
 
@@ -117,42 +161,76 @@ def traces(model: nn.Module) -> Callable:
                 handle.remove()
         return value.sum(), (value, pi, read)
 
-    def function(parameters: Parameters, zeros: dict[str, Tensor], *data: Tensor):
+    def function(parameters: Parameters, zeros: dict[str, list[Tensor]], *data: Tensor):
         delta, (value, pi, read) = grad(total, has_aux=True)(zeros, parameters, *data)
-        return value, pi, {name: (read[name], delta[name]) for name in layers}
+        return value, pi, {name: positions(layers[name], read[name], delta[name]) for name in zeros}
 
     return function
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that hold all parameters of the model; ValueError for one that is elsewhere and would be missed."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (Linear, Stack, Words))}
-    held = {f"{name}.{own}" for name, layer in layers.items() for own, _ in layer.named_parameters()}
-    if outside := sorted({name for name, _ in model.named_parameters()} - held):
+    """The layers that hold all parameters of the model, each parameter in one of them.
+
+    Raises:
+        ValueError: for a parameter that is elsewhere, and would be missed, or in two layers.
+    """
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
+    held = [(f"{name}.{own}", p) for name, layer in layers.items() for own, p in layer.named_parameters()]
+    if outside := sorted({name for name, _ in model.named_parameters()} - {name for name, _ in held}):
         raise ValueError(f"model: expected all parameters in layers of models.layers, got {outside} elsewhere")
+    first = {}
+    if twice := [(first[p], name) for name, p in held if first.setdefault(p, name) != name]:
+        raise ValueError(f"model: expected every parameter in one layer, got one tensor under the names {twice[0]}")
     return layers
 
 
-def _zeros(model: nn.Module, x: Tensor, noise: Tensor) -> dict[str, Tensor]:
-    """A zero tensor of the shape of each layer's output."""
-    found, layers = {}, _layers(model)
+def _zeros(model: Routed, x: Tensor, noise: Tensor) -> dict[str, list[Tensor]]:
+    """Zero tensors of the shapes of each layer's outputs, one for each call, for b examples.
+
+    Raises:
+        ValueError: for a layer that does not read its examples side by side, or a model that does not give
+            logits and gates.
+    """
+    found = {}
 
     def zero(name: str) -> Callable:
-        return lambda _, __, output: found.update({name: torch.zeros_like(output)})
+        def hook(_, inputs: tuple[Tensor], output: Tensor) -> None:
+            if inputs[0].shape[:1] != x.shape[:1]:
+                got = tuple(inputs[0].shape)
+                raise ValueError(f"model: expected {name} to read ({len(x)}, ...) for {len(x)} examples, got {got}")
+            found.setdefault(name, []).append(torch.zeros_like(output))
 
-    handles = [layer.register_forward_hook(zero(name)) for name, layer in layers.items()]
-    with torch.no_grad():
-        model(x, noise)
-    for handle in handles:
-        handle.remove()
+        return hook
+
+    handles = [layer.register_forward_hook(zero(name)) for name, layer in _layers(model).items()]
+    try:
+        with torch.no_grad():
+            given = model(x, noise)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not (isinstance(given, tuple) and len(given) == 2 and all(len(part) == len(x) for part in given)):
+        raise ValueError(f"model: expected logits and gates of {len(x)} examples, got {type(given).__name__}")
     return found
 
 
-def _laid_out(layer: nn.Module, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """a as (D, b, T, G, d), delta as (D, b, T, G, out): T positions, G layers side by side that read their own a."""
-    if not isinstance(layer, Stack) or isinstance(layer, Fan):
-        a, delta = a[..., None, :], (delta.flatten(-2) if isinstance(layer, Fan) else delta)[..., None, :]
-    return a.reshape(*a.shape[:2], -1, *a.shape[-2:]), delta.reshape(*delta.shape[:2], -1, *delta.shape[-2:])
+def positions(
+    layer: nn.Module, read: list[Shaped[Tensor, "b ..."]], delta: list[Float[Tensor, "b ..."]]
+) -> tuple[Shaped[Tensor, "b T ..."], Float[Tensor, "b T ..."]]:
+    """What a layer read, and the gradients in what it gave, at all T positions of all its calls.
+
+    a is (b, T, G, d) and delta (b, T, G, out), for G layers side by side that read their own a: the M of a
+    `Stack`, otherwise 1, where the outputs of a `Fan` are one after the other. For `Words`, a is (b, T).
+    """
+
+    def flat(a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(layer, Words):
+            return a.reshape(len(a), -1), delta.reshape(len(delta), -1, delta.shape[-1])
+        if not isinstance(layer, Stack) or isinstance(layer, Fan):
+            a, delta = a[..., None, :], (delta.flatten(-2) if isinstance(layer, Fan) else delta)[..., None, :]
+        return a.reshape(len(a), -1, *a.shape[-2:]), delta.reshape(len(delta), -1, *delta.shape[-2:])
+
+    return tuple(torch.cat(parts, 1) for parts in zip(*map(flat, read, delta), strict=True))
 
 
 def squared_difference(
@@ -165,14 +243,14 @@ def squared_difference(
     the norm follows from scalar products, `|u (x) v|^2 = |u|^2 |v|^2`, and no gradient is formed.
 
     Args:
-        layer: says how a and delta are laid out.
-        one, two: a and delta as `traces` gives them, for b examples of D draws.
+        layer: whether it is `Words`, whose gradient has no part in b.
+        one, two: a and delta as `positions` lays them out, for b examples of D draws.
     """
     if isinstance(layer, Words):
         (tokens, delta1), (_, delta2) = one, two
         same = (tokens[..., :, None] == tokens[..., None, :]).to(delta1)
         return (same * ((delta1 - delta2) @ (delta1 - delta2).mT)).sum((-2, -1))
-    (a1, delta1), (a2, delta2) = _laid_out(layer, *one), _laid_out(layer, *two)
+    (a1, delta1), (a2, delta2) = one, two
     d_a, d_delta = a1 - a2, delta1 - delta2
     if a1.shape[2] == 1:
         own = d_delta.square().sum(-1) * (1 + a1.square().sum(-1)) + delta2.square().sum(-1) * d_a.square().sum(-1)
@@ -182,7 +260,7 @@ def squared_difference(
 
 
 def estimate(
-    model: nn.Module,
+    model: Routed,
     x: Shaped[Tensor, "n ..."],
     y: Int[Tensor, " n"],
     rate: float,
@@ -193,47 +271,38 @@ def estimate(
     """The estimators of all draws: networks stacked with torch.func, gradients of examples never formed.
 
     Args:
-        model: maps (x, noise) to logits of classes and gates; all its parameters sit in `models.layers`.
+        model: maps (x, noise) to logits of classes and gates, see `Routed`.
         x, y: the training set.
         rate: step size alpha of the two steps.
         draws, batch: 200 and 64 in the paper; seed: draws batches and routing noise.
 
     Raises:
-        ValueError: for a rate that is not positive, a batch larger than n, a parameter outside
-            `models.layers`, or steps that lead to the same point, where L and beta are not defined.
+        ValueError: for a rate that is not positive, a batch larger than n, a model that is not `Routed`, a
+            parameter outside `models.layers` or in two of them, a layer that does not read its examples side
+            by side, or steps that lead to the same point, where L and beta are not defined.
     """
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed)
-    columns = (t.split(chunk(model)) for t in plan)
-    parts = [_estimate(model, x, y, rate, Batches(*part)) for part in zip(*columns, strict=True)]
+    parts = [_estimate(model, x, y, rate, part) for part in plan.chunks(chunk(model))]
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
         raise ValueError("model: expected two steps on different batches to lead apart, got the same point")
     return found
 
 
-def _estimate(model: nn.Module, x: Tensor, y: Tensor, rate: float, plan: Batches) -> Draws:
+def _estimate(model: Routed, x: Tensor, y: Tensor, rate: float, plan: Batches) -> Draws:
     """`estimate` for one chunk of draws."""
-    theta_0 = {name: p.detach() for name, p in model.named_parameters()}
-
-    def data(batch: int, noise: int) -> tuple[Tensor, Tensor, Tensor]:
-        return x[plan.index[:, batch]], y[plan.index[:, batch]], plan.noise[:, noise]
-
-    def mean_loss(*args) -> Tensor:
-        return losses(model)(*args)[0].mean()
-
-    step = vmap(grad(mean_loss), in_dims=(None, 0, 0, 0))
-    theta = [{name: theta_0[name] - rate * g for name, g in step(theta_0, *data(i, i)).items()} for i in (0, 1)]
-    third = data(2, 2)
-    traced = vmap(traces(model), in_dims=(0, None, 0, 0, 0))
-    zeros = _zeros(model, third[0][0], third[2][0])
+    third = x[plan.index[:, 2]], y[plan.index[:, 2]], plan.noise[:, 2]
+    zeros, traced = _zeros(model, third[0][0], third[2][0]), vmap(traces(model), in_dims=(0, None, 0, 0, 0))
+    theta = two_steps(model, x, y, rate, plan)
     (l1, pi1, trace1), (l2, pi2, trace2) = (traced(p, zeros, *third) for p in theta)
-    apart = sum(squared_difference(layer, trace1[name], trace2[name]) for name, layer in _layers(model).items())
-    r = _norm({name: theta[0][name] - theta[1][name] for name in theta_0})
+    layers = _layers(model)
+    apart = sum(squared_difference(layers[name], trace1[name], trace2[name]) for name in zeros)
+    r = _norm({name: theta[0][name] - p for name, p in theta[1].items()})
     eps = (l1 - l2).abs().mean(1)
     flips = ((pi1 > 0) != (pi2 > 0)).any(-1).flatten(1).to(eps).mean(1)
-    if model.block.rule == "sampled_topk":
-        l2, _ = vmap(losses(model))(theta[1], *data(2, 3))
+    if model.noisy:
+        l2, _ = vmap(losses(model))(theta[1], *third[:2], plan.noise[:, 3])
     return Draws(eps, eps / r, apart.sqrt().mean(1) / r, r, (l1 - l2).abs().mean(1), flips)
 
 
@@ -243,7 +312,7 @@ def _norm(tensors: Parameters) -> Float[Tensor, " D"]:
 
 
 def estimate_loop(
-    model: nn.Module, x: Tensor, y: Tensor, rate: float, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
+    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
 ) -> Draws:
     """`estimate` as the definition reads: one draw, one example after the other, by ordinary autograd."""
     check.positive("rate", rate)
@@ -252,7 +321,7 @@ def estimate_loop(
     return Draws(*torch.stack([_one_draw(model, theta_0, x, y, rate, *pair) for pair in zip(*plan, strict=True)]).T)
 
 
-def _one_draw(model: nn.Module, theta_0: Parameters, x: Tensor, y: Tensor, rate: float, index, noise) -> Tensor:
+def _one_draw(model: Routed, theta_0: Parameters, x: Tensor, y: Tensor, rate: float, index, noise) -> Tensor:
     """The entries of `Draws` for one draw."""
 
     def gradient(theta: Parameters, *data: Tensor) -> tuple[Parameters, Tensor, Tensor]:

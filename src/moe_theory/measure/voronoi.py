@@ -72,9 +72,7 @@ def error_parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: I
     s, s_star = router.embedding(G.beta1), router.embedding(G_star.beta1)
     delta, weight = mean(s) - s_star, mass.log() - G_star.beta0
     weight = weight - weight.mean()
-    shift = delta.mean(0)
-    if router.kind == "cosine":
-        shift = shift - torch.linalg.pinv(s_star) @ (s_star @ shift)
+    shift = router.gauge(s_star) @ delta.mean(0)
     apart = G.eta - mean(G.eta)[cell]
     unit = G_star.eta[cell] / G_star.eta[cell].norm(dim=1, keepdim=True)
     along = (apart * unit).sum(1, keepdim=True)

@@ -1,11 +1,13 @@
 """The regression MoE of Nguyen et al. (2025): a softmax of router scores times experts `phi(a.x + b)`.
 
-A parameter set is a mixing measure `G = sum_i exp(beta0_i) delta_(beta1_i, eta_i)`. All three routers
-score an input by `<s(beta1), u(x)> + beta0`; they differ in the embedding s and the feature u.
+A parameter set is a mixing measure `G = sum_i exp(beta0_i) delta_(beta1_i, eta_i)`. Every `Router`
+scores an input by `<s(beta1), u(x)> + beta0`; routers differ in the embedding s and the feature u. A tangent
+is a flat vector of length `k (2 d + 2)`, ordered beta0 (k), beta1 (k d), eta (k (d + 1)).
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -88,7 +90,7 @@ def expert_profile(name: str) -> Activation:
 
 def gates(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router) -> Float[Tensor, "n k"]:
     """`Softmax(<s(beta1_i), u(x)> + beta0_i)`."""
-    return torch.softmax(router.feature(x) @ router.embedding(G.beta1).T + G.beta0, -1)
+    return torch.softmax(router.scores(G.beta0, G.beta1, x), -1)
 
 
 def preactivations(G: MixingMeasure, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
@@ -96,8 +98,47 @@ def preactivations(G: MixingMeasure, x: Float[Tensor, "n d"]) -> Float[Tensor, "
     return x @ G.eta[:, :-1].T + G.eta[:, -1]
 
 
+def mixed(scores: Float[Tensor, "*batch k"], z: Float[Tensor, "*batch k"], phi: Activation) -> Float[Tensor, "*batch"]:
+    """`f = sum_i pi_i phi(z_i)` with pi the softmax of the scores."""
+    return (torch.softmax(scores, -1) * phi.value(z)).sum(-1)
+
+
 def regression_function(
     G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu"
 ) -> Float[Tensor, " n"]:
     """f_G of Eq. 2 (cosine), g_G of Eq. 8 (perturbed), s_G of Appendix F (linear) at n inputs."""
-    return (gates(G, x, router) * expert_profile(expert).value(preactivations(G, x))).sum(-1)
+    return mixed(router.scores(G.beta0, G.beta1, x), preactivations(G, x), expert_profile(expert))
+
+
+class Slopes(NamedTuple):
+    """`f` and its derivatives in scores and preactivations: `df = sum_i w_i dscore_i + v_i dz_i`."""
+
+    f: Float[Tensor, "*batch"]
+    w: Float[Tensor, "*batch k"]
+    v: Float[Tensor, "*batch k"]
+
+
+def slopes(scores: Float[Tensor, "*batch k"], z: Float[Tensor, "*batch k"], phi: Activation) -> Slopes:
+    """`f = sum_i pi_i phi(z_i)`, `w_i = pi_i (phi(z_i) - f)`, `v_i = pi_i phi'(z_i)`.
+
+    As `score_i = beta0_i + <s_i, u>` and `z_i = eta_i.(x, 1)`, the Jacobian of f in (beta0, s, eta) has rows
+    `(w_i, w_i u, v_i (x, 1))_i`: what `jacobian` lays out, and least squares multiplies with.
+    """
+    pi, h = torch.softmax(scores, -1), phi.value(z)
+    f = (pi * h).sum(-1)
+    return Slopes(f, pi * (h - f[..., None]), pi * phi.slope(z))
+
+
+def jacobian(
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", in_s: bool = False
+) -> Float[Tensor, "n p"]:
+    """Derivatives of the regression function at n inputs in all its parameters, beta_0 included, see `slopes`.
+
+    With `in_s` the embeddings `s_i` are the parameters, free in R^d, in place of the `beta1_i`.
+    """
+    _, w, v = slopes(router.scores(G.beta0, G.beta1, x), preactivations(G, x), expert_profile(expert))
+    by_router = w[:, :, None] * router.feature(x)[:, None]
+    if not in_s:
+        by_router = router.pull_back(G.beta1, by_router)
+    by_expert = v[:, :, None] * torch.cat([x, torch.ones_like(x[:, :1])], 1)[:, None]
+    return torch.cat([w, by_router.flatten(1), by_expert.flatten(1)], 1)

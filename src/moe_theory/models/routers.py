@@ -1,83 +1,183 @@
-"""Routers, and the rules that select experts from their logits."""
+"""Routers: how inputs are scored, the modules that learn such scores, and the rules that select experts by them."""
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
-from moe_theory.models.layers import Fan, Linear, Stack
+from moe_theory.models import layers
 
-ROUTERS = ("linear", "cosine", "perturbed")
-RULES = ("softmax_topk", "topk_softmax", "sampled_topk")
+#: A vector or a stack of vectors; and two stacks of them where one may be repeated for the other.
+Vectors = Float[Tensor, "*batch d"]
+Repeated = Float[Tensor, "*#batch d"]
 
 
-def _nonzero(name: str, norms: Tensor) -> Tensor:
-    zeros = int((norms == 0).sum())
-    if zeros:
-        raise ValueError(f"{name}: expected no zero vectors, where the cosine is not defined, got {zeros}")
-    return norms
+class Router(ABC):
+    """Scores `<s(beta1_i), u(x)> + beta0_i`: an embedding s of the router vectors, a feature u of the inputs.
+
+    A subclass says what s and u are, and where embeddings may be: in a ball of R^d, or on a sphere. One more
+    entry in `ROUTERS` makes it known by its name. Everything else that depends on the router (the function of a
+    mixture, its Jacobian and null directions, least squares) is computed from what is declared here.
+
+    Attributes:
+        sphere: whether s depends on the direction of beta1 alone: all embeddings then have one norm, and the zero
+            vector has none.
+        plain: whether u(x) = x; other features are x times a function of |x|.
+    """
+
+    sphere: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+
+    @abstractmethod
+    def embedding(self, beta1: Vectors) -> Vectors:
+        """s(beta1)."""
+
+    @abstractmethod
+    def feature(self, x: Vectors) -> Vectors:
+        """u(x)."""
+
+    @abstractmethod
+    def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
+        """`s'(beta1)^T g`: a gradient in the embeddings, as a gradient in the vectors behind them."""
+
+    @abstractmethod
+    def preimage(self, s: Vectors) -> Vectors:
+        """The beta1 with `embedding(beta1) = s`, on a sphere that of norm 1; ValueError where there is none."""
+
+    @abstractmethod
+    def bound(self, radius: float) -> float:
+        """The largest norm of an embedding over |beta1| <= radius; on a sphere the only one."""
+
+    def slope(self, beta1: Vectors) -> Float[Tensor, "*batch d d"]:
+        """`s'(beta1)`, the derivative of coordinate a of s in row a."""
+        e = torch.eye(beta1.shape[-1], dtype=beta1.dtype).expand(*beta1.shape, beta1.shape[-1])
+        return self.pull_back(beta1[..., None, :], e)
+
+    def gauge(self, s: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch d d"]:
+        """The orthogonal projection on the common shifts of all k embeddings that no function sees.
+
+        Every shift adds the same to all scores of an input. In a ball all are free; on a sphere, to first order,
+        those orthogonal to every embedding.
+        """
+        eye = torch.eye(s.shape[-1], dtype=s.dtype)
+        return eye - torch.linalg.pinv(s) @ s if self.sphere else eye.expand(*s.shape[:-2], *eye.shape)
+
+    def scores(
+        self, beta0: Float[Tensor, " k"], beta1: Float[Tensor, "k d"], x: Float[Tensor, "*batch d"]
+    ) -> Float[Tensor, "*batch k"]:
+        """The logits of inputs."""
+        return self.feature(x) @ self.embedding(beta1).mT + beta0
 
 
 @dataclass(frozen=True)
-class Router:
-    """A rule for scores: linear, cosine (Eq. 2) or perturbed cosine (Eq. 8).
+class Linear(Router):
+    """`s = beta1`, `u = x`."""
+
+    plain = True
+
+    def embedding(self, beta1: Vectors) -> Vectors:
+        return beta1
+
+    def feature(self, x: Vectors) -> Vectors:
+        return x
+
+    def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
+        return g
+
+    def preimage(self, s: Vectors) -> Vectors:
+        return s
+
+    def bound(self, radius: float) -> float:
+        return radius
+
+
+def _norm(name: str, v: Tensor) -> Tensor:
+    """Norms of the last dimension; ValueError for zero vectors."""
+    norm = v.norm(dim=-1, keepdim=True)
+    zeros = int((norm == 0).sum())
+    if zeros:
+        raise ValueError(f"{name}: expected no zero vectors, where the cosine is not defined, got {zeros}")
+    return norm
+
+
+@dataclass(frozen=True)
+class Cosine(Router):
+    """`s = beta1 / |beta1|`, `u = x / |x|` (Nguyen et al. 2025, Eq. 2)."""
+
+    sphere = True
+
+    def embedding(self, beta1: Vectors) -> Vectors:
+        """beta1 / |beta1|; ValueError for a zero vector."""
+        return beta1 / _norm("beta1", beta1)
+
+    def feature(self, x: Vectors) -> Vectors:
+        """x / |x|; ValueError for a zero vector."""
+        return x / _norm("x", x)
+
+    def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
+        """`(I - s s^T) g / |beta1|`."""
+        s = self.embedding(beta1)
+        return (g - s * (s * g).sum(-1, keepdim=True)) / beta1.norm(dim=-1, keepdim=True)
+
+    def preimage(self, s: Vectors) -> Vectors:
+        """Of all vectors in the direction s the one of norm 1; ValueError for an s of another norm."""
+        norm = s.norm(dim=-1)
+        if (norm - 1).abs().max() > 1e-9:
+            raise ValueError(f"s: the cosine router reaches norm 1 only, got {norm.flatten().tolist()}")
+        return s
+
+    def bound(self, radius: float) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Perturbed(Router):
+    """`s = beta1 / (|beta1| + tau)`, `u = x / (|x| + tau)` (Nguyen et al. 2025, Eq. 8).
 
     Args:
-        kind: "linear" (`s = beta1`, `u = x`), "cosine" (both normalized) or "perturbed" (both divided
-            by their norm plus tau).
-        tau: the paper's tau_1 = tau_2, > 0; only the perturbed router reads it.
+        tau: the paper's tau_1 = tau_2.
 
     Raises:
-        ValueError: for another kind or a tau that is not positive.
+        ValueError: for a tau that is not positive.
     """
 
-    kind: str = "perturbed"
     tau: float = 0.1
 
     def __post_init__(self):
-        check.choice("kind", self.kind, ROUTERS)
         check.positive("tau", self.tau)
 
-    def _scaled(self, name: str, v: Tensor) -> Tensor:
-        if self.kind == "linear":
-            return v
-        norm = v.norm(dim=-1, keepdim=True)
-        return v / (_nonzero(name, norm) if self.kind == "cosine" else norm + self.tau)
+    def embedding(self, beta1: Vectors) -> Vectors:
+        """beta1 / (|beta1| + tau), of norm below 1."""
+        return beta1 / (beta1.norm(dim=-1, keepdim=True) + self.tau)
 
-    def embedding(self, beta1: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        """s(beta1); ValueError for a zero vector given to the cosine router."""
-        return self._scaled("beta1", beta1)
+    def feature(self, x: Vectors) -> Vectors:
+        """x / (|x| + tau), as the embedding."""
+        return self.embedding(x)
 
-    def feature(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        """u(x); ValueError for a zero vector given to the cosine router."""
-        return self._scaled("x", x)
-
-    def pull_back(self, beta1: Float[Tensor, "*batch d"], g: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        """`s'(beta1)^T g`: a gradient in the embeddings, as a gradient in the vectors behind them.
-
-        `s' = (I - s b^T) / (|beta1| + tau)` with `b = beta1 / |beta1|`; tau = 0 for the cosine router.
-        """
-        if self.kind == "linear":
-            return g
+    def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
+        """`(I - b s^T) g / (|beta1| + tau)` with `b = beta1 / |beta1|`, 0 at the zero vector."""
         s, norm = self.embedding(beta1), beta1.norm(dim=-1, keepdim=True)
         b = beta1 / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-        return (g - b * (s * g).sum(-1, keepdim=True)) / (norm + (self.tau if self.kind == "perturbed" else 0))
+        return (g - b * (s * g).sum(-1, keepdim=True)) / (norm + self.tau)
 
-    def preimage(self, s: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        """A beta1 with `embedding(beta1) = s`: the only one, or for the cosine router the one of norm 1.
-
-        Raises:
-            ValueError: where there is none: |s| must be below 1 for the perturbed router, 1 for the cosine.
-        """
+    def preimage(self, s: Vectors) -> Vectors:
+        """`tau s / (1 - |s|)`; ValueError for an s of norm 1 or more."""
         norm = s.norm(dim=-1, keepdim=True)
-        if self.kind == "perturbed" and (norm >= 1).any():
+        if (norm >= 1).any():
             raise ValueError(f"s: the perturbed router reaches norms below 1, got {float(norm.max()):.6g}")
-        if self.kind == "cosine" and (norm - 1).abs().max() > 1e-9:
-            raise ValueError(f"s: the cosine router reaches norm 1 only, got {norm.flatten().tolist()}")
-        return self.tau * s / (1 - norm) if self.kind == "perturbed" else s
+        return self.tau * s / (1 - norm)
+
+    def bound(self, radius: float) -> float:
+        return radius / (radius + self.tau)
+
+
+#: The routers of mixtures by the names that stored rows have for them: `ROUTERS[name]()` where a name is given.
+ROUTERS: dict[str, type[Router]] = {"linear": Linear, "cosine": Cosine, "perturbed": Perturbed}
 
 
 class LinearRouter(nn.Module):
@@ -103,7 +203,7 @@ class LinearRouter(nn.Module):
 
 
 class CosineRouter(nn.Module):
-    """Scores `cos(beta1_i, x) + beta0_i` (Nguyen et al. 2025, Eq. 2).
+    """Scores `cos(beta1_i, x) + beta0_i` (Nguyen et al. 2025, Eq. 2), with parameters to be learned.
 
     Args:
         d: dimension of an input.
@@ -111,21 +211,21 @@ class CosineRouter(nn.Module):
         seed: draws `beta1` with standard deviation `1/sqrt(d)`; `beta0` starts at zero.
 
     Attributes:
-        beta1: (k, d); beta0: (k,).
+        router: the `Router` whose scores these are; beta1: (k, d); beta0: (k,).
     """
 
-    rule = Router("cosine")
+    router: Router = Cosine()
 
-    def __init__(self, d: int, experts: int, seed: int = 0, dtype: torch.dtype = torch.float32):
+    def __init__(self, d: int, experts: int, seed: int = 0):
         super().__init__()
         check.integer("d", d, 1), check.integer("experts", experts, 1)
         rng = torch.Generator().manual_seed(seed)
-        self.beta1 = nn.Parameter(torch.randn(experts, d, generator=rng, dtype=dtype) / math.sqrt(d))
-        self.beta0 = nn.Parameter(torch.zeros(experts, dtype=dtype))
+        self.beta1 = nn.Parameter(torch.randn(experts, d, generator=rng) / math.sqrt(d))
+        self.beta0 = nn.Parameter(torch.zeros(experts))
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
         """Logits of inputs; ValueError for a zero vector among inputs or embeddings."""
-        return self.rule.feature(x) @ self.rule.embedding(self.beta1).mT + self.beta0
+        return self.router.scores(self.beta0, self.beta1, x)
 
 
 class PerturbedCosineRouter(CosineRouter):
@@ -135,9 +235,9 @@ class PerturbedCosineRouter(CosineRouter):
         tau: the paper's tau_1 = tau_2, > 0; the others as in `CosineRouter`.
     """
 
-    def __init__(self, d: int, experts: int, tau: float = 0.1, seed: int = 0, dtype: torch.dtype = torch.float32):
-        super().__init__(d, experts, seed, dtype)
-        self.rule = Router("perturbed", tau)
+    def __init__(self, d: int, experts: int, tau: float = 0.1, seed: int = 0):
+        super().__init__(d, experts, seed)
+        self.router = Perturbed(tau)
 
 
 class MLPRouter(nn.Module):
@@ -154,7 +254,7 @@ class MLPRouter(nn.Module):
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
         rng = torch.Generator().manual_seed(seed)
-        self.hidden, self.logits = Linear(d, width, rng), Linear(width, experts, rng)
+        self.hidden, self.logits = layers.Linear(d, width, rng), layers.Linear(width, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
         """Logits of inputs."""
@@ -175,7 +275,7 @@ class MultiHeadRouter(nn.Module):
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
         rng = torch.Generator().manual_seed(seed)
-        self.hidden, self.logits = Fan(d, width, experts, rng), Stack(width, 1, experts, rng)
+        self.hidden, self.logits = layers.Fan(d, width, experts, rng), layers.Stack(width, 1, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
         """Logits of inputs: head m reads all of x and nothing of the other heads."""
@@ -200,49 +300,82 @@ def topk_set(scores: Float[Tensor, "*batch M"], k: int) -> Bool[Tensor, "*batch 
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k, -1).indices, True)
 
 
-def gate_values(
-    h: Float[Tensor, "*batch M"], k: int, rule: str, noise: Float[Tensor, "*batch M"] | None = None
-) -> Float[Tensor, "*batch M"]:
-    """Gates of the rule "softmax_topk", "topk_softmax" or "sampled_topk", zero for experts not selected.
+@dataclass(frozen=True)
+class Rule:
+    """A rule that selects k of M experts by their logits h and gives them gates; the gates of the others are 0.
 
-    Does not look whether h is finite, so that it runs under `torch.func.vmap`; the functions named as
-    the rules do.
+    `rule(h, k)`, or `rule(h, k, noise)`, is checked; `rule.gates` does not look whether h is finite, so that it
+    runs under `torch.func.vmap`.
 
-    Raises:
-        ValueError: for another rule, a k outside 1..M, or sampling without noise.
+    Args:
+        name: under which `RULES`, stored rows and figures have it.
+        over_all: whether gates are taken from a softmax over all M experts, or over the selected ones.
+        needs_noise: whether the k largest of `h + noise` are selected, or of h.
+        about: what it does, for a reader.
     """
-    if check.choice("rule", rule, RULES) == "sampled_topk" and noise is None:
-        raise ValueError("noise: sampled_topk needs Gumbel noise of the shape of h, got None")
-    chosen = topk_set(h + noise if rule == "sampled_topk" else h, k)
-    if rule == "topk_softmax":
-        return torch.softmax(h.masked_fill(~chosen, -math.inf), -1)
-    return torch.softmax(h, -1) * chosen
+
+    name: str
+    over_all: bool
+    needs_noise: bool = False
+    about: str = field(default="", repr=False, compare=False)
+
+    def __call__(
+        self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
+    ) -> Float[Tensor, "*batch M"]:
+        """The gates; ValueError for NaN or infinite logits, and as `gates` does."""
+        return self.gates(check.finite("h", h), k, noise)
+
+    def gates(
+        self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
+    ) -> Float[Tensor, "*batch M"]:
+        """The gates; ValueError for a k outside 1..M, or no noise where the rule needs it."""
+        chosen = self.chosen(h, k, noise)
+        return self.shares(h, chosen) * chosen
+
+    def chosen(
+        self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
+    ) -> Bool[Tensor, "*batch M"]:
+        """The selected set; ValueError for a k outside 1..M, or no noise where the rule needs it."""
+        if self.needs_noise and noise is None:
+            raise ValueError(f"noise: {self.name} needs Gumbel noise of the shape of h, got None")
+        return topk_set(h + noise if self.needs_noise else h, k)
+
+    def shares(self, h: Float[Tensor, "*batch M"], chosen: Bool[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
+        """The softmax that the gates are taken from, over all M experts or over those chosen."""
+        return torch.softmax(h if self.over_all else h.masked_fill(~chosen, -math.inf), -1)
 
 
-def softmax_topk(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch M"]:
-    """First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
+# The names of the rules are read from left to right, in the order of the operations.
+softmax_topk = Rule(
+    "softmax_topk",
+    over_all=True,
+    about="""First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
+    The gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.""",
+)
+topk_softmax = Rule(
+    "topk_softmax",
+    over_all=False,
+    about="""First the k largest logits are kept, then softmax over those; the gates sum to 1 (smooth2025, 3.1
+    and 4.2). Softmax over all, selection and division by the kept mass gives the same gates.""",
+)
+sampled_topk = Rule(
+    "sampled_topk",
+    over_all=True,
+    needs_noise=True,
+    about="""Softmax over all M; k experts drawn without replacement with those probabilities keep their gates:
+    the k largest of `h + noise`, for standard Gumbel noise, are such a sample (smooth2025, 4.2, with the gate
+    of Appendix C).""",
+)
 
-    The names of the rules are read from left to right, in the order of the operations. This is the
-    gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.
-    """
-    return gate_values(check.finite("h", h), k, "softmax_topk")
+#: The rules by the names that stored rows have for them.
+RULES = {rule.name: rule for rule in (softmax_topk, topk_softmax, sampled_topk)}
 
 
-def topk_softmax(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch M"]:
-    """First the k largest logits are kept, then softmax over those; the gates sum to 1 (smooth2025, 3.1 and 4.2).
-
-    Softmax over all, selection and division by the kept mass gives the same gates.
-    """
-    return gate_values(check.finite("h", h), k, "topk_softmax")
-
-
-def sampled_topk(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
-    """Softmax over all M; k experts drawn without replacement with those probabilities keep their gates.
-
-    The k largest of `h + noise`, for standard Gumbel noise (`gumbel`), are such a sample
-    (smooth2025, 4.2, with the gate of Appendix C).
-    """
-    return gate_values(check.finite("h", h), k, "sampled_topk", noise)
+def known(rule: Rule) -> Rule:
+    """The rule itself; ValueError for anything else, such as the name of one."""
+    if not isinstance(rule, Rule):
+        raise ValueError(f"rule: expected one of the values of RULES, got {rule!r}")
+    return rule
 
 
 def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 from moe_theory.models.experts import ACTIVATIONS
 from moe_theory.models.layers import Fan, Linear, Stack, Words
-from moe_theory.models.routers import RULES, MLPRouter, MultiHeadRouter, gate_values
+from moe_theory.models.routers import MLPRouter, MultiHeadRouter, Rule, known
 
 HEADS = {"single": MLPRouter, "multi": MultiHeadRouter}
 #: Hidden units of an expert, and of a router or of each of its heads.
@@ -43,27 +43,27 @@ class SparseBlock(nn.Module):
 
     Args:
         d, out: dimensions of an input and an output; experts: number M.
-        rule: one of `RULES`; k: experts selected for an input; heads: "single" or "multi".
+        rule: one of `moe_theory.models.routers.RULES`; k: experts selected for an input; heads: "single" or "multi".
         activation_name: of the experts; seed: draws experts and router from two streams.
 
     Attributes:
         scale: constant factor of the output, 1 unless set.
     """
 
-    def __init__(self, d: int, experts: int, out: int, rule: str, k: int, heads: str, activation_name: str, seed: int):
+    def __init__(self, d: int, experts: int, out: int, rule: Rule, k: int, heads: str, activation_name: str, seed: int):
         super().__init__()
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
         rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0))
         self.experts = Experts(d, experts, WIDTH, out, activation_name, rng)
         self.router = HEADS[check.choice("heads", heads, HEADS)](d, experts, WIDTH, 2 * seed + 1)
-        self.rule, self.k, self.scale = check.choice("rule", rule, RULES), k, 1.0
+        self.rule, self.k, self.scale = known(rule), k, 1.0
 
     def forward(
         self, x: Float[Tensor, "*batch d"], noise: Float[Tensor, "*batch M"]
     ) -> tuple[Float[Tensor, "*batch out"], Float[Tensor, "*batch M"]]:
-        """Outputs and gates; `noise` is Gumbel noise, which only sampled_topk reads."""
-        pi = gate_values(self.router(x), self.k, self.rule, noise)
+        """Outputs and gates; `noise` is Gumbel noise, for rules that need it."""
+        pi = self.rule.gates(self.router(x), self.k, noise)
         return self.scale * (pi[..., None] * self.experts(x)).sum(-2), pi
 
 
@@ -74,6 +74,11 @@ class SparseNetwork(nn.Module):
     """
 
     block: SparseBlock
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the routing noise changes the outputs."""
+        return self.block.rule.needs_noise
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         """Shape of the routing noise for n inputs: (n, M), or (n, length, M) for texts."""
@@ -87,7 +92,7 @@ class SparseMLP(SparseNetwork):
         d: dimension of an input; classes: number of classes; experts, rule, k, heads, seed: see `SparseBlock`.
     """
 
-    def __init__(self, d: int, classes: int, experts: int, rule: str, k: int, heads: str, seed: int):
+    def __init__(self, d: int, classes: int, experts: int, rule: Rule, k: int, heads: str, seed: int):
         super().__init__()
         self.block = SparseBlock(d, experts, classes, rule, k, heads, "relu", seed)
 
@@ -98,11 +103,7 @@ class SparseMLP(SparseNetwork):
 
 def windows(x: Float[Tensor, "n c H W"], size: int) -> Float[Tensor, "n L q"]:
     """The L = H W / 4 windows of a convolution with stride 2 that keeps half the side; q = c size^2."""
-    if size == 2:  # they do not overlap: only the order of the entries changes
-        n, c, H, W = x.shape
-        return x.view(n, c, H // 2, 2, W // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, H * W // 4, 4 * c)
-    x = F.pad(x, [(size - 1) // 2] * 4).unfold(2, size, 2).unfold(3, size, 2)
-    return x.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    return F.unfold(x, size, padding=(size - 1) // 2, stride=2).mT
 
 
 class SparseCNN(SparseNetwork):
@@ -115,7 +116,7 @@ class SparseCNN(SparseNetwork):
         side: height and width of an image, a multiple of 4; the others as in `SparseMLP`.
     """
 
-    def __init__(self, side: int, classes: int, experts: int, rule: str, k: int, heads: str, seed: int):
+    def __init__(self, side: int, classes: int, experts: int, rule: Rule, k: int, heads: str, seed: int):
         super().__init__()
         if check.integer("side", side, 4) % 4:
             raise ValueError(f"side: expected a multiple of 4, got {side}")
@@ -142,7 +143,16 @@ class SparseTransformer(SparseNetwork):
     """
 
     def __init__(
-        self, vocabulary: int, length: int, d: int, classes: int, experts: int, rule: str, k: int, heads: str, seed: int
+        self,
+        vocabulary: int,
+        length: int,
+        d: int,
+        classes: int,
+        experts: int,
+        rule: Rule,
+        k: int,
+        heads: str,
+        seed: int,
     ):
         super().__init__()
         rng = torch.Generator().manual_seed(2 * seed + 2**31)

@@ -15,23 +15,23 @@ from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
 
 from moe_theory import _validate as check
-from moe_theory.measure.stability import BATCH, chunk, draw_batches, losses
-from moe_theory.models.sparse import SparseNetwork
+from moe_theory.measure import stability
+from moe_theory.measure.stability import BATCH, Routed, chunk, draw_batches, losses
 
 
-def parameter_vector(model: SparseNetwork) -> Float[Tensor, "P"]:
+def parameter_vector(model: Routed) -> Float[Tensor, "P"]:
     """All parameters, one after the other."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def vector_losses(model: SparseNetwork):
+def vector_losses(model: Routed):
     """`(theta, x, y) -> losses (b,), gates` of a batch as functions of the parameter vector, without routing noise.
 
     Raises:
         ValueError: for a network whose routing is random.
     """
-    if model.block.rule == "sampled_topk":
-        raise ValueError(f"model: expected a rule without noise, got {model.block.rule!r}")
+    if model.noisy:
+        raise ValueError(f"model: expected routing without noise, got a {type(model).__name__} that is `noisy`")
     names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
 
     def function(theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,19 +42,19 @@ def vector_losses(model: SparseNetwork):
     return function
 
 
-def example_loss(model: SparseNetwork):
+def example_loss(model: Routed):
     """`(theta, x_i, y_i) -> loss` of one example."""
     function = vector_losses(model)
     return lambda theta, x_i, y_i: function(theta, x_i[None], y_i[None])[0][0]
 
 
-def example_gradients(model: SparseNetwork, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]) -> Float[Tensor, "n P"]:
+def example_gradients(model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]) -> Float[Tensor, "n P"]:
     """The gradient `g_x` of every example's loss."""
     return vmap(grad(example_loss(model)), (None, 0, 0))(parameter_vector(model), x, y)
 
 
 def exact_constants(
-    model: SparseNetwork, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]
+    model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
     """`|g_x|` and `|Hess l_x|`, the largest absolute eigenvalue, of every example; their maxima are L and beta."""
     H = vmap(hessian(example_loss(model)), (None, 0, 0))(parameter_vector(model), x, y)
@@ -69,20 +69,18 @@ class Steps(NamedTuple):
     third: Int[Tensor, "D b"]
 
 
-def two_steps(model: SparseNetwork, x: Tensor, y: Tensor, rate: float, draws: int, batch: int, seed: int) -> Steps:
+def two_steps(model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batch: int, seed: int) -> Steps:
     """Theta_1, Theta_2 and B3 of the draws that `estimate` makes with these arguments."""
-    plan, theta, each = (
-        draw_batches(model, len(x), draws, batch, seed).index,
-        parameter_vector(model),
-        vector_losses(model),
-    )
-    step = vmap(grad(lambda w, *data: each(w, *data)[0].mean()), (None, 0, 0), chunk_size=chunk(model))
-    one, two = (theta - check.positive("rate", rate) * step(theta, x[plan[:, i]], y[plan[:, i]]) for i in (0, 1))
-    return Steps(one, two, plan[:, 2])
+    check.positive("rate", rate)
+    plan = draw_batches(model, len(x), draws, batch, seed)
+    pairs = (stability.two_steps(model, x, y, rate, part) for part in plan.chunks(chunk(model)))
+    vectors = [[torch.cat([p.flatten(1) for p in theta.values()], 1) for theta in pair] for pair in pairs]
+    one, two = (torch.cat(parts) for parts in zip(*vectors, strict=True))
+    return Steps(one, two, plan.index[:, 2])
 
 
 def parts_of_eps(
-    model: SparseNetwork, x: Tensor, y: Tensor, rate: float, draws: int, batch: int = BATCH, seed: int = 0
+    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batch: int = BATCH, seed: int = 0
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
     steps = two_steps(model, x, y, rate, draws, batch, seed)
@@ -104,7 +102,7 @@ class Segment(NamedTuple):
     curvature: Float[Tensor, "D"]
 
 
-def segment_means(model: SparseNetwork, x: Tensor, y: Tensor, steps: Steps, nodes: int = 3) -> Segment:
+def segment_means(model: Routed, x: Tensor, y: Tensor, steps: Steps, nodes: int = 3) -> Segment:
     """What the estimates L and beta of a draw cannot exceed if no selected set and no kink changes on the way.
 
     Args:

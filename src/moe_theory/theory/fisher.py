@@ -4,25 +4,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from moe_theory import _validate as check
-from moe_theory.models.mixture import MixingMeasure
+from moe_theory.models.mixture import MixingMeasure, jacobian
 from moe_theory.models.routers import Router
-from moe_theory.theory.identifiability import embedding_slope, jacobian
+
+NOISE = 0.1  # standard deviation of the responses, as in `moe_theory.tasks.regression`
 
 
 def standard_errors(
-    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", noise: float = 0.1
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu"
 ) -> dict[str, float]:
     """Limits of `sqrt(n)` times the root mean square of four parts of `error_parts`.
 
-    With noise of variance sigma^2 the estimator's covariance is `sigma^2 (J^T J)^+` up to the null space
+    With noise of variance sigma^2 = `NOISE`^2 the estimator's covariance is `sigma^2 (J^T J)^+` up to the null space
     of J, and the parts `expert`, `weight`, `contribution`, `direction` are made so that they do not depend on what
     is in it.
 
     Args:
         G: the truth, as many atoms as are fitted.
         x: inputs over which J^T J is averaged, many more than parameters.
-        noise: sigma, > 0.
 
     Raises:
         ValueError: for fewer inputs than parameters.
@@ -31,7 +30,7 @@ def standard_errors(
     n, p = J.shape
     if n < p:
         raise ValueError(f"x: expected at least as many inputs as parameters, {p}, got {n}")
-    covariance = check.positive("noise", noise) ** 2 * torch.linalg.pinv(J.T @ J / n, hermitian=True, rtol=1e-12)
+    covariance = NOISE**2 * torch.linalg.pinv(J.T @ J / n, hermitian=True, rtol=1e-12)
     maps = _parts(G, router)
     return {name: float((L @ covariance @ L.T).trace().sqrt()) for name, L in maps.items()}
 
@@ -41,11 +40,8 @@ def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
     k, d = G.beta1.shape
     dtype = G.beta1.dtype
     centre = torch.eye(k, dtype=dtype) - 1 / k
-    slopes = torch.block_diag(*embedding_slope(G.beta1, router))
-    gauge = torch.eye(d, dtype=dtype)
-    if router.kind == "cosine":
-        s = router.embedding(G.beta1)
-        gauge = gauge - torch.linalg.pinv(s) @ s
+    slopes = torch.block_diag(*router.slope(G.beta1))
+    gauge = router.gauge(router.embedding(G.beta1))
     direction = torch.eye(k * d, dtype=dtype) - torch.kron(torch.full((k, k), 1 / k, dtype=dtype), gauge)
     blocks = {"weight": centre, "direction": direction @ slopes, "expert": torch.eye(k * (d + 1), dtype=dtype)}
     sizes, maps, column = {"weight": k, "direction": k * d, "expert": k * (d + 1)}, {}, 0

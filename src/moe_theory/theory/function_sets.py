@@ -15,11 +15,13 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, gates, preactivations
-from moe_theory.models.routers import ROUTERS, Router
-from moe_theory.theory.identifiability import embedding_slope, numerical_nullity
+from moe_theory.models.routers import Router
+from moe_theory.theory.identifiability import numerical_nullity
 
 #: Degrees p of the homogeneous profiles, `phi(c z) = c^p phi(z)` for c > 0.
 DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}
+
+STEPS, CLOSED = 2_000, 0.98  # of `separation`: the most it takes, and the certified share at which it ends
 
 
 def _arguments(expert: str, d: int, order: int) -> None:
@@ -89,39 +91,38 @@ def relations(
                 found["scale"] += [{(i, m): 1.0} for i in E for m in E if i <= m]
             else:
                 found["scale"] += [along(eta, E, m) | {(m,): 1 - p} for m in E]
-    if router.kind == "cosine":
+    if router.sphere:
         found["radius"] = [along(beta1, range(d))]
         if order == 2:
             found["radius"] += [along(beta1, range(d), i) | {(i,): 1.0} for i in range(d)]
             found["radius"] += [along(beta1, range(d), m) for m in E]
     if order == 2 and expert != "constant":
-        basis = torch.linalg.svd(beta1[None]).Vh[1:] if router.kind == "cosine" else torch.eye(d, dtype=beta1.dtype)
-        D = basis @ torch.linalg.pinv(embedding_slope(beta1[None], router)[0], rtol=1e-9).T
+        basis = torch.linalg.svd(beta1[None]).Vh[1:] if router.sphere else torch.eye(d, dtype=beta1.dtype)
+        D = basis @ torch.linalg.pinv(router.slope(beta1), rtol=1e-9).T
         pairs = [(i, j) for j in range(len(basis)) for i in range(j)]
         moves = [D[i][:, None] * basis[j] - D[j][:, None] * basis[i] for i, j in pairs]
         found["crossed"] = [{(i, d + m): float(C[i, m]) for i in range(d) for m in range(d)} for C in moves]
-        if router.kind == "linear":
+        if router.plain:
             found["shared"] = [{(j, 2 * d): 1.0, (d + j,): -1.0} for j in range(d)]
     return found
 
 
-def relations_formula(router: str, expert: str, d: int, order: int) -> int:
+def relations_formula(router: Router, expert: str, d: int, order: int) -> int:
     """Number of linear relations among `derivatives` of one atom, d >= 2; `relations` names them.
 
     Order 1: 1 for homogeneous and constant experts, plus 1 for the cosine router. Order 2: chapter 19.
     """
-    check.choice("router", router, ROUTERS)
     _arguments(expert, d, order)
-    cosine, scaled = router == "cosine", expert in DEGREES or expert == "constant"
+    sphere, scaled = router.sphere, expert in DEGREES or expert == "constant"
     if order == 1:
-        return cosine + scaled
+        return sphere + scaled
     if expert == "constant":
-        return 2 * d + 3 if cosine else d + 2
+        return 2 * d + 3 if sphere else d + 2
     flat = expert in ("linear", "relu")
-    scale = 1 + d + ((d + 1) * (d + 2) // 2 if flat else d + 1) - cosine if scaled else 0
-    radius = 2 * (d + 1) if cosine else 0
-    crossed = (d - 1) * (d - 2) // 2 if cosine else d * (d - 1) // 2
-    return scale + radius + crossed + (d if router == "linear" else 0)
+    scale = 1 + d + ((d + 1) * (d + 2) // 2 if flat else d + 1) - sphere if scaled else 0
+    radius = 2 * (d + 1) if sphere else 0
+    crossed = (d - 1) * (d - 2) // 2 if sphere else d * (d - 1) // 2
+    return scale + radius + crossed + (d if router.plain else 0)
 
 
 class Relations(NamedTuple):
@@ -160,7 +161,7 @@ def count_relations(
     C = torch.tensor(rows, dtype=M.dtype)
     return Relations(
         numerical_nullity(M),
-        relations_formula(router.kind, expert, len(beta1), order),
+        relations_formula(router, expert, len(beta1), order),
         int(torch.linalg.matrix_rank(C)),
         float(sigma[-1]),
         float((M @ C.T).abs().max() / M.abs().max()),
@@ -204,6 +205,39 @@ class Separation(NamedTuple):
     T: Float[Tensor, "m q q"]
 
 
+def remainder(
+    first: Float[Tensor, "n k p"], second: Float[Tensor, "n m q q"]
+) -> tuple[float, Float[Tensor, "r m q q"]]:
+    """What `1/2 sum_j <T_j, second_j>` has off the span of `first`: a scale, and R with as many rows as T has entries.
+
+    The root mean square of it over the n inputs is the scale times the norm of `sum_j <T_j, R_j>`.
+    """
+    J, n = first.flatten(1), len(first)
+    left, sigma, _ = torch.linalg.svd(J / J.norm(dim=0), full_matrices=False)
+    left = left[:, sigma > n * torch.finfo(J.dtype).eps * sigma[0]]
+    A = 0.5 * second.flatten(1) / n**0.5
+    A = A - left @ (left.T @ A)
+    scale = float(A.norm(dim=0).max())
+    return scale, torch.linalg.qr(A / scale).R.view(-1, *second.shape[1:])
+
+
+def hull_weights(F: Float[Tensor, "r c"]) -> Float[Tensor, " c"]:
+    """Weights, nonnegative and of sum 1, of the point of least norm in the convex hull of the columns of F.
+
+    By nonnegative least squares, `|F w|^2 + (1 - sum w)^2`, whose solution is a multiple of them.
+    """
+    rows = torch.cat([F, torch.ones_like(F[:1])]).numpy()
+    w = torch.from_numpy(nnls(rows, np.eye(len(rows))[-1], maxiter=100 * rows.shape[1])[0])
+    return w / w.sum()
+
+
+def steepest_vertex(slope: Float[Tensor, "m q q"]) -> tuple[int, Float[Tensor, " q"], float]:
+    """The j and the unit vector v with the smallest `v^T slope_j v`, and that value."""
+    eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
+    j = int(eigenvalues[:, 0].argmin())
+    return j, vectors[j, :, 0], float(eigenvalues[j, 0])
+
+
 def separation(
     G: MixingMeasure,
     x: Float[Tensor, "n d"],
@@ -211,22 +245,18 @@ def separation(
     expert: str,
     atoms: list[int],
     tries: tuple[tuple[int, Tensor], ...] = (),
-    steps: int = 2000,
-    closed: float = 0.98,
 ) -> Separation:
     """Condition (S) at the sample x: how small second-order parts at `atoms` can be made modulo first-order ones.
 
     Minimizes the norm of `1/2 sum_j <T_j, grad^2 Psi_j> / D_G`, projected off all `Psi_j, grad Psi_j`, over
     positive semidefinite T_j of total trace 1: the point of least norm in a convex hull, by the fully
     corrective Frank-Wolfe method. A step adds the matrix `v v^T` with the smallest slope and finds the best
-    weights of all those kept by nonnegative least squares, `|F w|^2 + (1 - sum w)^2`, whose solution is a
-    multiple of them. The minimum is 0 if and only if a relation exists, on the sample, with these atoms split.
+    weights of all those kept. The minimum is 0 if and only if a relation exists, on the sample, with these
+    atoms split. It ends when the share `CLOSED` of the distance found is certified, or that distance is rounding.
 
     Args:
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
-        steps: at most so many; fewer when
-        closed: this share of the distance found is certified, or that distance is rounding.
 
     Raises:
         ValueError: for no atoms, atoms that are not there, or ReLU, which is not twice differentiable.
@@ -234,29 +264,20 @@ def separation(
     if not atoms or not set(atoms) <= set(range(len(G))):
         raise ValueError(f"atoms: expected some below {len(G)}, got {atoms}")
     first, second = tangent_functions(G, x, router, expert)
-    J, m, q = first.flatten(1), len(atoms), second.shape[-1]
-    left, sigma, _ = torch.linalg.svd(J / J.norm(dim=0), full_matrices=False)
-    left = left[:, sigma > len(x) * torch.finfo(J.dtype).eps * sigma[0]]
-    A = 0.5 * second[:, atoms].flatten(1) / len(x) ** 0.5
-    A = A - left @ (left.T @ A)
-    scale = float(A.norm(dim=0).max())
-    root = torch.linalg.qr(A / scale).R.view(-1, m, q, q)
-    vertices = [(j, v) for j in range(m) for v in torch.eye(q, dtype=J.dtype)] + [(j, v / v.norm()) for j, v in tries]
+    scale, root = remainder(first, second[:, atoms])
+    _, m, q, _ = root.shape
+    vertices = [(j, v) for j in range(m) for v in torch.eye(q, dtype=x.dtype)] + [(j, v / v.norm()) for j, v in tries]
     kept, lowest = [], 0.0
-    for _ in range(check.integer("steps", steps, 1)):
+    for _ in range(STEPS):
         F = torch.stack([torch.einsum("a,rab,b->r", v, root[:, j], v) for j, v in vertices], 1)
-        rows = torch.cat([F, torch.ones_like(F[:1])]).numpy()
-        w = torch.from_numpy(nnls(rows, np.eye(len(rows))[-1], maxiter=100 * rows.shape[1])[0])
-        kept = [(*vertex, p / w.sum()) for vertex, p in zip(vertices, w, strict=True) if p > 0]
-        at = F @ (w / w.sum())
-        slope = torch.einsum("r,rjab->jab", at, root)
-        eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
-        j = int(eigenvalues[:, 0].argmin())
-        lowest = max(lowest, 2 * float(eigenvalues[j, 0]) - float(at @ at))
-        if max(lowest**0.5 / closed, 1e-12) >= float(at.norm()):
+        w = hull_weights(F)
+        kept, at = [(*vertex, p) for vertex, p in zip(vertices, w, strict=True) if p > 0], F @ w
+        j, v, least = steepest_vertex(torch.einsum("r,rjab->jab", at, root))
+        lowest = max(lowest, 2 * least - float(at @ at))
+        if max(lowest**0.5 / CLOSED, 1e-12) >= float(at.norm()):
             break
-        vertices = [(i, v) for i, v, _ in kept] + [(j, vectors[j, :, 0])]
-    T = torch.zeros(m, q, q, dtype=J.dtype)
-    for i, v, p in kept:
-        T[i] += p * torch.outer(v, v)
+        vertices = [(i, u) for i, u, _ in kept] + [(j, v)]
+    T = x.new_zeros(m, q, q)
+    for i, u, p in kept:
+        T[i] += p * torch.outer(u, u)
     return Separation(scale * float(at.norm()), scale * lowest**0.5, T)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import RULES
+from moe_theory.models.routers import Rule, known
 
 
 def gate_range(k: int, spread: float) -> tuple[float, float]:
@@ -30,17 +30,16 @@ def energy_bound(k: int, spread: float) -> float:
     return math.cosh(check.not_negative("spread", spread) / 2) ** 2 / check.integer("k", k, 1)
 
 
-def jump_bound(k: int, rule: str) -> float:
+def jump_bound(k: int, rule: Rule) -> float:
     """The largest gate of the last of k selected experts at a tie with the best of the others.
 
     When the two change places, the output jumps by this gate times the difference of the two experts: `1/k` for
-    "topk_softmax", `1/(k+1)` where the softmax is over all.
+    `topk_softmax`, `1/(k+1)` where the softmax is over all.
 
     Raises:
-        ValueError: for an unknown rule or a k below 1.
+        ValueError: for a rule that is none, or a k below 1.
     """
-    check.choice("rule", rule, RULES)
-    return 1 / (check.integer("k", k, 1) + (rule != "topk_softmax"))
+    return 1 / (check.integer("k", k, 1) + known(rule).over_all)
 
 
 def gate_jacobian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K o"]:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import gate_values, softmax_topk, topk_set
+from moe_theory.models.routers import Rule, known, softmax_topk, topk_set
 
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
@@ -36,20 +36,21 @@ def logit_jacobian(
     h: Float[Tensor, "*batch M"],
     f: Float[Tensor, "*batch M o"],
     k: int,
-    rule: str,
+    rule: Rule,
     noise: Float[Tensor, "*batch M"] | None = None,
 ) -> Float[Tensor, "*batch M o"]:
     """`dF/dh`, row k the derivative of the layer's output in the logit of expert k, selection held fixed.
 
     Args:
         h: logits; f: outputs of all M experts; k: experts selected.
-        rule, noise: as in `gate_values`.
+        rule: how they are selected; noise: what it needs.
 
     Raises:
-        ValueError: for an unknown rule, a k outside 1..M, NaN logits, or sampling without noise.
+        ValueError: for a rule that is none, a k outside 1..M, NaN logits, or sampling without noise.
     """
-    gates = gate_values(check.finite("h", h), k, rule, noise)
-    share = gates if rule == "topk_softmax" else torch.softmax(h, -1)
+    chosen = known(rule).chosen(check.finite("h", h), k, noise)
+    share = rule.shares(h, chosen)
+    gates = share * chosen
     F = (gates[..., None] * f).sum(-2, keepdim=True)
     return gates[..., None] * f - share[..., None] * F
 

@@ -5,10 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.experts import Activation
-from moe_theory.models.mixture import MixingMeasure, expert_profile
+from moe_theory.models.mixture import MixingMeasure
 from moe_theory.models.routers import Router
-from moe_theory.training.least_squares import Problems, evaluate, gradient
+from moe_theory.training.least_squares import Problems, evaluate, gradient, problems, unknowns
 
 
 def stochastic_descent(
@@ -35,20 +34,18 @@ def stochastic_descent(
     check.integer("epochs", epochs, 1), check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    one, phi = torch.ones_like(x[:, :1]), expert_profile(expert)
-    U, X = torch.cat([one, router.feature(x)], 1), torch.cat([x, one], 1)
-    G, rng = start, torch.Generator().manual_seed(seed)
+    data, rng = problems(x[None], y[None], router, expert), torch.Generator().manual_seed(seed)
+    G = start
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=rng)
         for some in order[: len(x) // batch * batch].view(-1, batch):
-            G = _stepped(G, Problems(U[some][None], X[some][None], y[some][None]), phi, router, 2 * rate / batch)
+            G = _stepped(G, data.rows(some), router, 2 * rate / batch)
     return MixingMeasure(G.beta0, G.beta1, G.eta)
 
 
-def _stepped(G: MixingMeasure, data: Problems, phi: Activation, router: Router, rate: float) -> MixingMeasure:
+def _stepped(G: MixingMeasure, data: Problems, router: Router, rate: float) -> MixingMeasure:
     """One step; the measure is made without the checks of its constructor, which would cost as much as the step."""
-    at = torch.stack([torch.cat([G.beta0[:, None], router.embedding(G.beta1)], 1), G.eta])
-    by_router, by_expert = rate * gradient(*evaluate(at[None], data, phi), data)[0]
+    by_router, by_expert = rate * gradient(*evaluate(unknowns(G, router)[None], data), data)[0]
     new = object.__new__(MixingMeasure)
     beta1 = G.beta1 + router.pull_back(G.beta1, by_router[:, 1:])
     new.__dict__.update(beta0=G.beta0 + by_router[:, 0], beta1=beta1, eta=G.eta + by_expert)

@@ -1,0 +1,122 @@
+"""The page on the package's names: what `import moe_theory as mt` gives, with signatures and docstrings."""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+import moe_theory as mt
+from moe_theory.models.routers import Rule
+
+GROUPS = {
+    "Data": ["PatchTask"],
+    "Training": ["train_patch_moe"],
+    "The layer and its routers": [
+        "PatchMoE",
+        "LinearRouter",
+        "CosineRouter",
+        "PerturbedCosineRouter",
+        "MultiHeadRouter",
+    ],
+    "Rules that select experts": ["top1_noisy", "softmax_topk", "topk_softmax", "sampled_topk"],
+    "Theory": ["route_probabilities", "tight_witness", "nullity"],
+    "What is measured": ["dispatch_entropy", "MixingMeasure", "voronoi_loss"],
+    "Stored computations": ["experiments.load", "experiments.recompute", "experiments.status"],
+    "Claims": ["claims.check"],
+}
+
+HEAD = """\
+# The package in short
+
+`import moe_theory as mt` gives the names on this page; each is imported when it is first asked for. Shapes stand in the
+signatures: `Float[Tensor, 'n P d']` is a tensor of three dimensions. [Notation](notation.md) tells what the letters and
+the names of arguments mean. Bad input gets a `ValueError` that names the argument, what came and what was expected.
+
+```python
+{example}```
+"""
+
+EXAMPLE = """\
+import moe_theory as mt
+
+task = mt.PatchTask(K=4, d=50)
+train, test = task.sample(1_000, seed=1), task.sample(1_000, seed=2)
+(run,) = mt.train_patch_moe(train, test, steps=200)
+print(run.history[-1]["test_accuracy"], run.history[-1]["dispatch_entropy"])
+
+print(mt.route_probabilities([0.3, 0.1, 0.0], noise="gaussian"))
+print(mt.experiments.load("moe_tables").groupby("activation")["final_test"].mean())
+"""
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:[ ]{4}.*\n?|\n)*)", re.MULTILINE)
+ENTRY = re.compile(r"^(?P<names>\w+(?:, \w+)*): ")
+
+
+def _section(match: re.Match) -> str:
+    """A section of a docstring, `Args:` and indented entries, as a list."""
+    entries = re.sub(r"\n[ ]{8}", " ", match[2])  # an entry goes on where the indent is deeper
+    lines = [ENTRY.sub(r"**\g<names>**: ", line.strip()) for line in entries.strip().split("\n")]
+    return f"*{match[1]}*\n\n" + "\n".join(f"- {line}" for line in lines) + "\n\n"
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as Markdown."""
+    return SECTION.sub(_section, inspect.cleandoc(docstring) + "\n").strip()
+
+
+def _parameters(of: ast.arguments) -> list[str]:
+    """Parameters as they are written, without `self`."""
+    plain = [*of.posonlyargs, *of.args]
+    with_defaults = [*zip(plain, [None] * (len(plain) - len(of.defaults)) + of.defaults, strict=True)]
+    keywords = [*zip(of.kwonlyargs, of.kw_defaults, strict=True)]
+    written = [ast.unparse(a) + (f" = {ast.unparse(value)}" if value else "") for a, value in with_defaults]
+    star = [f"*{of.vararg.arg}"] if of.vararg else ["*"] if keywords else []
+    written += star + [ast.unparse(a) + (f" = {ast.unparse(value)}" if value else "") for a, value in keywords]
+    return [p for p in written if p != "self"] + ([f"**{of.kwarg.arg}"] if of.kwarg else [])
+
+
+def signature(name: str, obj: Callable) -> str:
+    """How a function, class or rule is called, as its source has it: annotations hold shapes."""
+    obj = obj.__call__ if isinstance(obj, Rule) else obj
+    own = inspect.isclass(obj) and "__init__" in vars(obj) and hasattr(obj.__init__, "__code__")
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(obj.__init__ if own else obj))).body
+    except OSError:  # a dataclass writes its own
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(obj))).body
+    if isinstance(node, ast.ClassDef):
+        fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and "init=False" not in ast.unparse(n)]
+        parameters, returns = [ast.unparse(n) for n in fields], ""
+    else:
+        parameters = _parameters(node.args)
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns and not inspect.isclass(obj) else ""
+    line = f"{name}({', '.join(parameters)}){returns}"
+    return line if len(line) <= 79 else f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){returns}"
+
+
+def _methods(obj) -> Iterator[tuple[str, Callable]]:
+    if inspect.isclass(obj):
+        yield from (
+            (name, f) for name, f in vars(obj).items() if inspect.isfunction(f) and name[0] != "_" and f.__doc__
+        )
+
+
+def entry(name: str) -> str:
+    """What the page says of one name."""
+    obj = attrgetter(name)(mt)
+    parts = [
+        f"### `mt.{name}`",
+        f"```python\n{signature(f'mt.{name}', obj)}\n```",
+        markdown(getattr(obj, "about", "") or obj.__doc__),
+    ]
+    for method, function in _methods(obj):
+        parts += [f"```python\n{signature(f'.{method}', function)}\n```", markdown(function.__doc__)]
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    """The page as MyST Markdown."""
+    parts = [HEAD.format(example=EXAMPLE)]
+    for title, names in GROUPS.items():
+        parts += [f"## {title}", *map(entry, names)]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,65 @@
+"""One atom in two: how little of it a function shows (Nguyen et al. 2025, the over-specified case)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_theory.models.mixture import MixingMeasure, gates, regression_function
+from moe_theory.models.routers import Router
+
+CELLS, LAYERS = 80, 160  # of the quadrature: along each side of the plane, and across it
+
+
+def split(
+    G: MixingMeasure, moves: dict[int, Float[Tensor, "2 p"]], router: Router, share: float = 0.5
+) -> MixingMeasure:
+    """The measure in which some atoms are two each: `(s_j, eta_j) + moves[j][0]` and `... + moves[j][1]`.
+
+    Args:
+        moves: by atom, two displacements of `(s, eta)`, p = 2 d + 1.
+        share: of the weight, for the first of the two; between 0 and 1.
+
+    Raises:
+        ValueError: for an atom that is not there, another share, or an s that is not an embedding.
+    """
+    if not set(moves) <= set(range(len(G))) or not 0 < share < 1:
+        raise ValueError(f"moves, share: expected atoms below {len(G)} and 0 < share < 1, got {sorted(moves)}, {share}")
+    beta0, beta1, eta = [], [], []
+    for j in range(len(G)):
+        if j not in moves:
+            beta0.append(G.beta0[j : j + 1]), beta1.append(G.beta1[j : j + 1]), eta.append(G.eta[j : j + 1])
+            continue
+        beta0.append(G.beta0[j] + torch.tensor([share, 1 - share], dtype=G.beta0.dtype).log())
+        beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))
+        eta.append(G.eta[j] + moves[j][:, G.d :])
+    return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))
+
+
+def bump_square(G: MixingMeasure, e: Float[Tensor, " q"], t: float, router: Router) -> tuple[float, float]:
+    """`|f_G' - f_G|^2` for ReLU experts, d = 3, inputs uniform on the cube, G' with eta_1 split into `eta_1 +- t e`.
+
+    Returns:
+        By quadrature over a strip about the hyperplane of the first expert, and by the law for small t,
+        `t^3 / 6` times the integral over the hyperplane of `pi_1^2 |e.(x, 1)|^3` times the density over |a_1|.
+
+    Raises:
+        ValueError: for inputs of another dimension.
+    """
+    if G.d != 3:
+        raise ValueError(f"G: expected inputs of dimension 3, got {G.d}")
+    a, b = G.eta[0, :3], G.eta[0, 3]
+    i = int(a.abs().argmax())
+    rest = [j for j in range(3) if j != i]
+    middle = (torch.arange(CELLS) + 0.5).double() / CELLS * 2 - 1
+    plane = torch.zeros(CELLS**2, 3, dtype=torch.float64)
+    plane[:, rest] = torch.cartesian_prod(middle, middle)
+    plane[:, i] = -(plane[:, rest] @ a[rest] + b) / a[i]
+    size, area = (plane @ e[:3] + e[3]).abs(), (2 / CELLS) ** 2 / 8
+    on_plane = gates(G, plane, router)[:, 0] ** 2 * size**3 * (plane[:, i].abs() <= 1)
+    width = 3 * t * float(size.max() / a[i].abs())
+    strip = plane.repeat(LAYERS, 1)
+    strip[:, i] += (((torch.arange(LAYERS) + 0.5).double() / LAYERS - 0.5) * width).repeat_interleave(CELLS**2)
+    step = torch.cat([e.new_zeros(3), t * e])
+    bump = regression_function(split(G, {0: torch.stack([step, -step])}, router), strip, router)
+    square = (bump - regression_function(G, strip, router)) ** 2 * (strip[:, i].abs() <= 1)
+    return float(square.sum()) * width / LAYERS * area, t**3 / 6 * float(on_plane.sum() / a[i].abs()) * area

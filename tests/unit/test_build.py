@@ -1,0 +1,147 @@
+"""What makes a chapter run again: its own claims, experiments, rows and the modules it reaches, and nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
+import build
+
+from moe_theory.experiments.registry import ENTRIES, EXPERIMENTS
+
+MODULES = {
+    "__init__.py": "",
+    "claims.py": "from moe_theory import evidence",
+    "evidence.py": "",
+    "tasks/__init__.py": "",
+    "tasks/patches.py": "",
+    "tasks/images.py": "",
+    "experiments/__init__.py": "from moe_theory.experiments.store import load",
+    "experiments/store.py": "",
+    "experiments/stages.py": "import moe_theory.tasks.patches as patches",
+    "experiments/rates.py": "def row(key):\n    from moe_theory.tasks import images",
+    "results/outcome.csv": "1",
+    "results/contact.csv": "2",
+}
+ENTRY = {"outcome": {"module": "stages", "grid": "outcome"}, "contact": {"module": "rates", "grid": "contact"}}
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    """A book of one chapter that names a claim and an experiment; gives its path and what rewrites a file."""
+    package, chapter = tmp_path / "src" / "moe_theory", tmp_path / "chapter.ipynb"
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "PACKAGE", package)
+    monkeypatch.setattr(build, "ENTRIES", {name: dict(entry) for name, entry in ENTRY.items()})
+    registry = {"a-thm-1": {"says": "yes"}, "b-thm-1": {"says": "no"}}
+    monkeypatch.setattr(build.claims, "registry", lambda: registry)
+
+    def write(name, text):
+        path = tmp_path / name if name == "requirements.lock" else package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    for name, text in {**MODULES, "requirements.lock": "torch==1"}.items():
+        write(name, text)
+    code = 'from moe_theory import claims, experiments\nrows = experiments.load("outcome")\nclaims.check("a-thm-1")'
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code, id="one")]), chapter)
+    return chapter, write
+
+
+def test_a_chapter_depends_on_what_it_reaches(book):
+    chapter, _ = book
+    files = {str(f.relative_to(build.PACKAGE)) for f in build.dependencies(chapter) if build.PACKAGE in f.parents}
+    other = {"tasks/images.py", "experiments/rates.py", "results/contact.csv"}
+    assert files == set(MODULES) - other
+    assert {chapter, build.ROOT / "requirements.lock"} <= build.dependencies(chapter)
+
+
+def test_modules_imported_in_functions_and_by_name_are_followed(book):
+    chapter, write = book
+    write("experiments/stages.py", MODULES["experiments/rates.py"])
+    assert build.PACKAGE / "tasks" / "images.py" in build.dependencies(chapter)
+
+
+@pytest.mark.parametrize(
+    ("statement", "reached"),
+    [
+        ("from moe_theory import PatchTask", {"tasks/patches.py"}),
+        ("import moe_theory as mt", {"tasks/patches.py", "tasks/images.py"}),
+        ("import moe_theory.evidence", {"evidence.py"}),
+        ("from moe_theory.tasks import Images", {"tasks/images.py"}),
+    ],
+)
+def test_names_that_a_package_gives_are_followed_to_their_modules(book, statement, reached):
+    chapter, write = book
+    write("__init__.py", 'EXPORTS = {"PatchTask": "tasks.patches", "Images": "tasks.images"}')
+    write("tasks/__init__.py", 'EXPORTS = {"Images": "images"}')
+    _edit_cell(chapter, source=statement)
+    files = {str(f.relative_to(build.PACKAGE)) for f in build.dependencies(chapter) if build.PACKAGE in f.parents}
+    assert {f for f in files if not f.endswith("__init__.py")} == reached
+
+
+def test_own_claims_and_experiments_only(book):
+    chapter, _ = book
+    assert build.claimed(chapter) == [{"says": "yes"}]
+    assert build.experimented(chapter) == {"outcome": ENTRY["outcome"]}
+
+
+def _edit_claim(name):
+    build.claims.registry()[name]["says"] = "perhaps"
+
+
+def _edit_entry(name):
+    build.ENTRIES[name]["grid"] = "another"
+
+
+def _edit_cell(chapter, **changes):
+    notebook = nbformat.read(chapter, 4)
+    notebook.cells[0].update(changes)
+    nbformat.write(notebook, chapter)
+
+
+@pytest.mark.parametrize(
+    ("edit", "again"),
+    [
+        (lambda chapter, write: _edit_claim("a-thm-1"), True),
+        (lambda chapter, write: _edit_claim("b-thm-1"), False),
+        (lambda chapter, write: _edit_entry("outcome"), True),
+        (lambda chapter, write: _edit_entry("contact"), False),
+        (lambda chapter, write: write("experiments/stages.py", "x = 1"), True),
+        (lambda chapter, write: write("tasks/patches.py", "x = 1"), True),
+        (lambda chapter, write: write("tasks/__init__.py", "x = 1"), True),
+        (lambda chapter, write: write("evidence.py", "x = 1"), True),
+        (lambda chapter, write: write("experiments/rates.py", "x = 1"), False),
+        (lambda chapter, write: write("tasks/images.py", "x = 1"), False),
+        (lambda chapter, write: write("results/outcome.csv", "3"), True),
+        (lambda chapter, write: write("results/contact.csv", "3"), False),
+        (lambda chapter, write: write("requirements.lock", "torch==2"), True),
+        (lambda chapter, write: _edit_cell(chapter, outputs=[nbformat.v4.new_output("stream", text="1")]), False),
+        (lambda chapter, write: _edit_cell(chapter, source="1 + 1"), True),
+        (lambda chapter, write: _edit_cell(chapter, metadata={"tags": ["hide-input"]}), True),
+    ],
+)
+def test_a_chapter_runs_again_if_and_only_if_an_input_changes(book, edit, again):
+    before = build.fingerprint(book[0])
+    edit(*book)
+    assert (build.fingerprint(book[0]) != before) == again
+
+
+def test_every_entry_makes_an_experiment_and_every_chapter_reaches_its_own():
+    assert list(EXPERIMENTS) == list(ENTRIES) and {e.name for e in EXPERIMENTS.values()} == set(ENTRIES)
+    for chapter in build.chapters():
+        reached = {path.stem for path in build.dependencies(chapter) if path.parent.name == "experiments"}
+        assert reached >= {entry["module"] for entry in build.experimented(chapter).values()}
+
+
+def test_nothing_is_imported_until_an_experiment_is_asked_for():
+    code = (
+        "import sys; from moe_theory import experiments; list(experiments.EXPERIMENTS);"
+        "assert not any(m.startswith(('moe_theory.t', 'moe_theory.models', 'moe_theory.me')) for m in sys.modules);"
+        "experiments.experiment('exploration'); assert 'moe_theory.experiments.stages' in sys.modules;"
+        "assert 'moe_theory.experiments.rates' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

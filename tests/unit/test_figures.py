@@ -1,0 +1,158 @@
+"""Figures and tables: colours that everybody can tell apart, captions, sizes."""
+
+import base64
+import io
+import re
+from itertools import combinations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from moe_theory import figures
+
+#: Linear RGB as it is seen without one kind of cones (Machado, Oliveira and Fernandes 2009, severity 1).
+SEEN = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+TOGETHER = {  # names of COLORS that stand in one figure
+    "roles": ["measured", "bound", "sharp", "paper", "reference"],
+    "experts": ["linear", "cubic", "relu", "celu", "gelu", "tanh"],
+    "routers": ["linear_router", "cosine_router", "perturbed_router"],
+    "rules": ["topk_softmax", "softmax_topk", "sampled_topk"],
+}
+
+
+def linear(color):
+    rgb = np.array(to_rgb(color))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(color, eye="all cones"):
+    """CIE Lab of a colour as an eye sees it; a distance of 10 is plain to see, of 2 hardly."""
+    t = XYZ @ np.clip(np.array(SEEN[eye]) @ linear(color), 0, 1) / XYZ.sum(1)
+    f = np.where(t > (6 / 29) ** 3, np.cbrt(t), t * (29 / 6) ** 2 / 3 + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The HTML of what is displayed."""
+    found = []
+    monkeypatch.setattr(figures, "display", lambda html: found.append(html.data))
+    yield found
+    plt.close("all")
+
+
+def closest(colors, eye):
+    pairs = combinations(colors, 2)
+    return min((np.linalg.norm(lab(a, eye) - lab(b, eye)), a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("eye", SEEN)
+@pytest.mark.parametrize("group", TOGETHER)
+def test_colors_that_stand_together_are_told_apart(group, eye):
+    distance, *pair = closest([figures.COLORS[name] for name in TOGETHER[group]], eye)
+    assert distance > 10, pair
+
+
+@pytest.mark.parametrize("eye", SEEN)
+def test_categories_are_told_apart(eye):
+    distance, *pair = closest(figures.categories(6), eye)
+    assert distance > 10, pair
+    assert len(set(figures.categories(8))) == 8 and figures.categories(10)[8:] == figures.categories(2)
+
+
+def test_a_bad_palette_would_be_noticed():
+    red, green = "#D00000", "#608000"
+    assert closest([red, green], "all cones")[0] > 90 and closest([red, green], "deuteranopia")[0] < 8
+
+
+def test_every_color_belongs_to_a_group_and_stands_out_from_white():
+    assert set(figures.COLORS) == {name for names in TOGETHER.values() for name in names}
+    for color in (*figures.COLORS.values(), *figures.categories(8)):
+        assert 1.05 / (XYZ[1] @ linear(color) + 0.05) > 2, color
+
+
+@pytest.mark.parametrize("eye", SEEN)
+def test_shades_grow_darker(eye):
+    light = [lab(color, eye)[0] for color in figures.shades(5)]
+    assert len(figures.shades(5)) == 5 and (np.diff(light) < -4).all()
+
+
+def test_a_figure_is_shown_with_caption_and_alternative_text_and_closed(shown):
+    fig, ax = figures.panels()
+    ax.plot([0, 1], [0, 1])
+    figures.show(fig, "The <b>line</b> $a<b$ rises.", 'A "line" & more.')
+    (html,) = shown
+    assert 'alt="A &quot;line&quot; &amp; more."' in html
+    assert '<figcaption class="mathjax_process">The <b>line</b> \\(a&lt;b\\) rises.</figcaption>' in html
+    image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", html)[1])))
+    assert image.size == (870, 510) and image.getpixel((0, 0))[:3] == (255, 255, 255)
+    assert not plt.fignum_exists(fig.number)
+
+
+@pytest.mark.parametrize(("caption", "alt"), [("", "text"), ("text", " \n")])
+def test_bad_captions_are_refused(shown, caption, alt):
+    with pytest.raises(ValueError, match=r"^(caption|alt): expected a sentence"):
+        figures.show(figures.panels()[0], caption, alt)
+    assert not shown
+
+
+def test_panels_have_the_size_they_are_asked_for(shown):
+    fig, axes = figures.panels(3, 2, height=2.0, width=6.5, sharex=True)
+    assert axes.shape == (3, 2) and fig.get_size_inches().tolist() == [6.5, 6.0]
+    assert not axes[0, 0].spines["top"].get_visible() and fig.get_layout_engine() is not None
+
+
+def test_the_legend_stands_above_the_axes(shown):
+    fig, ax = figures.panels()
+    ax.plot([0, 1], [0, 1], label="one")
+    ax.plot([0, 1], [1, 0], label="two")
+    figures.legend_above(fig, ax)
+    fig.canvas.draw()
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+    assert legend.get_window_extent().y0 >= ax.get_window_extent().y1
+
+
+def test_a_band_is_the_middle_of_the_values_about_their_root_mean_square(shown):
+    _, ax = figures.panels()
+    values = np.stack([np.linspace(1, 3, 21), np.linspace(10, 30, 21)])
+    figures.band(ax, [100, 1000], values, "#0072B2", label="error")
+    (line,), (area,) = ax.lines, ax.collections
+    assert line.get_ydata() == pytest.approx(np.sqrt((values**2).mean(1))) and line.get_label() == "error"
+    ends = area.get_paths()[0].vertices
+    assert (ends[:, 1].min(), ends[:, 1].max()) == pytest.approx((1.1, 29))
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+def test_plain_ticks_are_the_values_and_no_others(shown):
+    fig, ax = figures.panels()
+    ax.loglog([1, 100], [1, 100])
+    figures.plain_ticks(ax.xaxis, [1, 20, 100])
+    fig.canvas.draw()
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "20", "100"]
+    assert not any(t.get_text() for t in ax.get_xticklabels(minor=True))
+
+
+def test_a_table_rounds_escapes_and_has_a_caption(shown):
+    figures.table(pd.DataFrame({"<a>": [1.23456, np.nan], "n": [3, 4]}, index=["x & y", "z"]), "Of $x$.", digits=3)
+    (html,) = shown
+    for part in (
+        "&lt;a&gt;",
+        "<td>1.235</td>",
+        "<td>–</td>",
+        "<td>3</td>",
+        "x &amp; y",
+        'class="dataframe book-table"',
+    ):
+        assert part in html
+    assert '<figcaption class="mathjax_process">Of \\(x\\).</figcaption>' in html and "<a>" not in html
