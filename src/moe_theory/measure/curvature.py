@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, jvp
 
 from moe_theory import _validate as check
+from moe_theory.streams import stream
 
 
 class Curvature(NamedTuple):
@@ -53,7 +54,7 @@ def largest_curvature(
     def product(v: np.ndarray) -> np.ndarray:
         return hessian_product(loss, w, torch.as_tensor(v, dtype=w.dtype).reshape(-1)).detach().numpy()
 
-    start = np.random.default_rng(seed).normal(size=len(w))
+    start = stream(seed, "start").normal(size=len(w))
     if not product(start).any():  # then the Hessian is zero, and ARPACK has nothing to start from
         return Curvature(0.0, 0.0)
     H = LinearOperator((len(w), len(w)), matvec=product, dtype=np.float64)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from moe_theory.streams import stream
+
 RESAMPLES = 2000
 
 
@@ -60,7 +62,7 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Expo
     def slope(mean_square):
         return np.log(mean_square) @ x / (2 * x @ x)
 
-    rng = np.random.default_rng(seed)
+    rng = stream(seed, "resampling")
     drawn = rng.integers(values.shape[1], size=(RESAMPLES, *values.shape))
     again = slope(np.take_along_axis(squares[None], drawn, axis=2).mean(2))
     low, high = np.quantile(again, [0.025, 0.975])

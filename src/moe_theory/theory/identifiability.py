@@ -14,6 +14,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian
 from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.streams import torch_stream
 from moe_theory.tasks.regression import uniform_inputs
 
 DECIDED = 1e3  # ratio of the smallest singular value that is kept to the largest that counts as zero
@@ -142,7 +143,7 @@ def admissible_shifts(
     """
     if (s.norm(dim=1) - 1).abs().max() > 1e-9:
         raise ValueError("s: expected unit vectors")
-    c = torch.randn(starts, s.shape[1], generator=torch.Generator().manual_seed(seed), dtype=s.dtype)
+    c = torch.randn(starts, s.shape[1], generator=torch_stream(seed, "start"), dtype=s.dtype)
     for _ in range(STEPS):
         A = 2 * (s + c[:, None])
         c = c - (torch.linalg.pinv(A, rtol=1e-12) @ (A.square().sum(2, keepdim=True) / 4 - 1))[..., 0]

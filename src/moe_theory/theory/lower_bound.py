@@ -15,6 +15,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure, expert_profile, mixed, preactivations, regression_function
 from moe_theory.models.routers import Router
+from moe_theory.streams import torch_stream
 from moe_theory.theory.identifiability import numerical_nullity
 
 STARTS, STEPS = 50, 300  # of the ascent
@@ -55,7 +56,7 @@ def lower_bound_constant(
     parts = [weight * M[block] for block, weight in blocks]
     together = float(torch.linalg.matrix_norm(torch.cat(parts), 2)) * len(parts) ** 0.5
     apart = sum(float(torch.linalg.matrix_norm(part, 2)) for part in parts)
-    draws = torch.randn(STARTS, M.shape[1], generator=torch.Generator().manual_seed(0), dtype=J.dtype)
+    draws = torch.randn(STARTS, M.shape[1], generator=torch_stream(0, "start"), dtype=J.dtype)
     y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws])
     for _ in range(STEPS):
         y = y / y.norm(dim=1, keepdim=True)
