@@ -22,7 +22,7 @@ book: $(READY)  ## execute the chapters whose inputs changed and render _build/h
 
 test: unit slow chapters rendered  ## all unit tests, nbval over every chapter, tests of the rendered book
 
-unit: $(READY)  ## unit tests that take seconds, with shapes checked at run time: a minute on two cores
+unit: $(READY)  ## unit tests that take seconds, with shapes checked at run time
 	@echo "== unit tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m "not slow"
 
