@@ -23,7 +23,6 @@ from moe_theory.models.mixture import (
     regression_function,
 )
 from moe_theory.models.routers import ROUTERS, Router
-from moe_theory.streams import torch_stream
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.training.least_squares import least_squares
 from moe_theory.training.sgd import stochastic_descent
@@ -114,7 +113,7 @@ def near(G: MixingMeasure, k: int, scale: float, seed: int) -> tuple[MixingMeasu
 
     Every parameter moves by `scale` times the standard deviation it has in the truth of E.1.
     """
-    rng = torch_stream(seed, "near")
+    rng = torch.Generator().manual_seed(seed)
     cell = torch.arange(k)
     for extra in range(len(G), k):
         cell[extra] = int(torch.randint(len(G), (1,), generator=rng))

@@ -17,7 +17,6 @@ from torch import Tensor
 from moe_theory.measure.stability import Draws, estimate
 from moe_theory.models.routers import RULES, gumbel, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, SparseTransformer
-from moe_theory.streams import torch_stream
 from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.tasks.images import load_images
 from moe_theory.tasks.text import load_text
@@ -148,6 +147,11 @@ def grid() -> list[dict]:
     return rows + [_key("gaussians", ARMS[0], k, s, 0.001, 7_900) for k in TOP_K for s in SEEDS]
 
 
+def stream(seed: int, purpose: int) -> int:
+    """A seed of its own for each purpose, apart from those of data (1,001 ...) and weights (below 100)."""
+    return 1_000_000 + 10 * seed + purpose
+
+
 def _key(task: str, arm: tuple[str, str, str, str], k: int, seed: int, rate: float, steps: int) -> dict:
     named = dict(zip(("rule", "heads", "output", "measured"), arm, strict=True))
     return dict(task=task, **named, k=k, seed=seed, rate=round(rate, 6), steps=steps)
@@ -167,7 +171,7 @@ def start(key: dict) -> tuple[SparseNetwork, float]:
     network.load_state_dict({**state, **_pretrained(key["task"], key["seed"])})
     x = task.data()[0].x[:SHOWN]
     with torch.no_grad():
-        pi = network(x, gumbel(network.noise_shape(len(x)), torch_stream(key["seed"], "kept mass")))[1]
+        pi = network(x, gumbel(network.noise_shape(len(x)), torch.Generator().manual_seed(stream(key["seed"], 0))))[1]
     kept = float(pi.sum(-1).mean())
     if key["output"] == "matched":
         network.block.scale = 1 / kept
@@ -178,7 +182,7 @@ def start(key: dict) -> tuple[SparseNetwork, float]:
 def _pretrained(task: str, seed: int) -> dict[str, Tensor]:
     """What pretraining leaves in the layers outside the router: the same for every rule, K and kind of heads."""
     network = TASKS[task].network(topk_softmax, 1, "single", seed)
-    TASKS[task].pretrain(network, TASKS[task].data()[0], torch_stream(seed, "pretraining"))
+    TASKS[task].pretrain(network, TASKS[task].data()[0], torch.Generator().manual_seed(stream(seed, 1)))
     return {name: value for name, value in network.state_dict().items() if "router" not in name}
 
 
@@ -192,7 +196,7 @@ def row(key: dict) -> dict:
     """
     task, (train, test) = TASKS[key["task"]], TASKS[key["task"]].data()
     network, kept = start(key)
-    rng = torch_stream(key["seed"], "training")
+    rng = torch.Generator().manual_seed(stream(key["seed"], 2))
     optimizer = torch.optim.SGD(network.parameters(), key["rate"])
     stages = {round(share * key["steps"]): share for share in STAGES[key["measured"]]}
     losses, gradients, found = [], [], []
@@ -258,9 +262,9 @@ def _stage(network: SparseNetwork, train: Labelled, key: dict) -> dict[str, floa
     """Loss on the first training examples, and the estimators with 200 draws at the rate of the training."""
     x, y = train.x[:SHOWN], train.y[:SHOWN]
     with torch.no_grad():
-        noise = gumbel(network.noise_shape(len(x)), torch_stream(key["seed"], "stage"))
+        noise = gumbel(network.noise_shape(len(x)), torch.Generator().manual_seed(stream(key["seed"], 3)))
         loss = F.cross_entropy(network(x, noise)[0], y).item()
-    return {"train_loss": loss, **summary(estimate(network, *train, rate=key["rate"], seed=key["seed"]))}
+    return {"train_loss": loss, **summary(estimate(network, *train, rate=key["rate"], seed=stream(key["seed"], 4)))}
 
 
 def summary(draws: Draws) -> dict[str, float]:

@@ -22,7 +22,6 @@ from torch.func import functional_call, grad, vmap
 from moe_theory import _validate as check
 from moe_theory.models.layers import Fan, Linear, Stack, Words
 from moe_theory.models.routers import gumbel
-from moe_theory.streams import torch_stream
 
 DRAWS, BATCH = 200, 64
 
@@ -86,7 +85,7 @@ def chunk(model: nn.Module) -> int:
 @functools.lru_cache(maxsize=8)
 def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "count b"], Tensor]:
     """`count` batches, and the state of the generator after them; many networks are measured on the same ones."""
-    rng = torch_stream(seed, "batches")
+    rng = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]), rng.get_state()
 
 

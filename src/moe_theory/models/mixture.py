@@ -16,7 +16,6 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.models.routers import Router
-from moe_theory.streams import stream
 
 #: Profiles phi of the experts `h(x, (a, b)) = phi(a.x + b)`.
 EXPERTS = {
@@ -76,7 +75,8 @@ def draw_measure(k: int, d: int, seed: int, router_scale: float = 1.0, expert_sc
         k: number of atoms; d: dimension of the inputs.
     """
     check.integer("k", k, 1), check.integer("d", d, 1)
-    draw = torch.from_numpy(stream(seed, "measure").standard_normal((k, 2 * d + 2))) / math.sqrt(d)
+    rng = torch.Generator().manual_seed(seed)
+    draw = torch.randn(k, 2 * d + 2, generator=rng, dtype=torch.float64) / math.sqrt(d)
     beta0, beta1, eta = draw.split([1, d, d + 1], 1)
     beta0 = router_scale * beta0[:, 0]
     beta0[-1] = 0

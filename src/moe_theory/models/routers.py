@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 from moe_theory.models import layers
-from moe_theory.streams import torch_stream
 
 #: A vector or a stack of vectors; and two stacks of them where one may be repeated for the other.
 Vectors = Float[Tensor, "*batch d"]
@@ -220,7 +219,7 @@ class CosineRouter(nn.Module):
     def __init__(self, d: int, experts: int, seed: int = 0):
         super().__init__()
         check.integer("d", d, 1), check.integer("experts", experts, 1)
-        rng = torch_stream(seed, "router weights")
+        rng = torch.Generator().manual_seed(seed)
         self.beta1 = nn.Parameter(torch.randn(experts, d, generator=rng) / math.sqrt(d))
         self.beta0 = nn.Parameter(torch.zeros(experts))
 
@@ -254,7 +253,7 @@ class MLPRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        rng = torch_stream(seed, "router weights")
+        rng = torch.Generator().manual_seed(seed)
         self.hidden, self.logits = layers.Linear(d, width, rng), layers.Linear(width, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
@@ -275,7 +274,7 @@ class MultiHeadRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        rng = torch_stream(seed, "router weights")
+        rng = torch.Generator().manual_seed(seed)
         self.hidden, self.logits = layers.Fan(d, width, experts, rng), layers.Stack(width, 1, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:

@@ -11,7 +11,6 @@ from moe_theory import _validate as check
 from moe_theory.models.experts import ACTIVATIONS
 from moe_theory.models.layers import Fan, Linear, Stack, Words
 from moe_theory.models.routers import MLPRouter, MultiHeadRouter, Rule, known
-from moe_theory.streams import torch_stream
 
 HEADS = {"single": MLPRouter, "multi": MultiHeadRouter}
 #: Hidden units of an expert, and of a router or of each of its heads.
@@ -55,9 +54,9 @@ class SparseBlock(nn.Module):
         super().__init__()
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
-        rng = torch_stream(seed, "weights")
+        rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0))
         self.experts = Experts(d, experts, WIDTH, out, activation_name, rng)
-        self.router = HEADS[check.choice("heads", heads, HEADS)](d, experts, WIDTH, seed)
+        self.router = HEADS[check.choice("heads", heads, HEADS)](d, experts, WIDTH, 2 * seed + 1)
         self.rule, self.k, self.scale = known(rule), k, 1.0
 
     def forward(
@@ -121,7 +120,7 @@ class SparseCNN(SparseNetwork):
         super().__init__()
         if check.integer("side", side, 4) % 4:
             raise ValueError(f"side: expected a multiple of 4, got {side}")
-        rng = torch_stream(seed, "outer weights")
+        rng = torch.Generator().manual_seed(2 * seed + 2**31)
         self.first, self.second = Linear(25, 8, rng), Linear(32, 8, rng)
         self.block = SparseBlock(side * side // 2, experts, classes, rule, k, heads, "relu", seed)
 
@@ -156,7 +155,7 @@ class SparseTransformer(SparseNetwork):
         seed: int,
     ):
         super().__init__()
-        rng = torch_stream(seed, "outer weights")
+        rng = torch.Generator().manual_seed(2 * seed + 2**31)
         self.words = Words(vocabulary, d, rng)
         self.query, self.key, self.value, self.mix = (Linear(d, d, rng) for _ in range(4))
         self.classes = Linear(d, classes, rng)

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.streams import stream
 
 
 def uniform_inputs(n: int, d: int, seed: int) -> Float[Tensor, "n d"]:
     """n inputs from Uniform([-1, 1]^d), float64."""
-    return _uniform(n, d, stream(seed, "inputs"))
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(check.integer("n", n, 1), check.integer("d", d, 1), generator=rng, dtype=torch.float64) * 2 - 1
 
 
 def sample_regression(
@@ -27,9 +26,6 @@ def sample_regression(
         noise: standard deviation, >= 0; 0.1 in E.1.
     """
     check.not_negative("noise", noise)
-    x = _uniform(n, d, stream(seed, "regression", 0))
-    return x, f(x) + noise * torch.from_numpy(stream(seed, "regression", 1).standard_normal(n))
-
-
-def _uniform(n: int, d: int, rng: np.random.Generator) -> Float[Tensor, "n d"]:
-    return torch.from_numpy(rng.uniform(-1, 1, (check.integer("n", n, 1), check.integer("d", d, 1))))
+    x = uniform_inputs(n, d, 2 * seed)
+    rng = torch.Generator().manual_seed(2 * seed + 1)
+    return x, f(x) + noise * torch.randn(n, generator=rng, dtype=x.dtype)

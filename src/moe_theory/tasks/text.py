@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.streams import stream
 
 #: Words in one example.
 LENGTH = 16
@@ -115,7 +115,7 @@ def load_text(source: str, n_train: int, n_test: int, vocabulary: int = 500, see
     check.integer("n_train", n_train, 1)
     check.integer("n_test", n_test, 1)
     check.integer("vocabulary", vocabulary, 2)
-    rng = stream(seed, "texts")
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     if source == "banking77":
         parts, classes = _queries(_banking77(), n_train, n_test, rng)
     else:

@@ -7,7 +7,6 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure
 from moe_theory.models.routers import Router
-from moe_theory.streams import torch_stream
 from moe_theory.training.least_squares import Problems, evaluate, gradient, problems, unknowns
 
 
@@ -35,7 +34,7 @@ def stochastic_descent(
     check.integer("epochs", epochs, 1), check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    data, rng = problems(x[None], y[None], router, expert), torch_stream(seed, "order")
+    data, rng = problems(x[None], y[None], router, expert), torch.Generator().manual_seed(seed)
     G = start
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=rng)
