@@ -6,7 +6,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from moe_theory import __version__
-from moe_theory.streams import CONVENTION
 
 PACKAGE = Path(__file__).parent
 LIBRARIES = ("torch", "numpy", "scipy")
@@ -25,6 +24,5 @@ def commit() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Commit, versions of this package and of the numerical libraries, and how random streams were made."""
-    versions = {name: version(name) for name in LIBRARIES}
-    return {"moe_theory": __version__, "commit": commit(), **versions, "streams": CONVENTION}
+    """Commit, and versions of this package and of the numerical libraries."""
+    return {"moe_theory": __version__, "commit": commit(), **{name: version(name) for name in LIBRARIES}}

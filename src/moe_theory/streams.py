@@ -8,8 +8,26 @@ import torch
 
 from moe_theory import _validate as check
 
-#: Recorded with every stored result; one without it was computed before there were streams by purpose.
-CONVENTION = "SeedSequence by purpose"
+#: How stored rows were drawn, as their provenance says; rows without a word on it are of the second kind.
+CONVENTION, EARLIER_CONVENTION = "SeedSequence by purpose", "one generator for a seed"
+
+#: What still draws from one generator for a seed, or for a seed and a number: their stored rows were made so,
+#: and come over to streams by purpose when those rows are computed anew.
+EARLIER = {
+    "moe_theory.experiments.exponents",
+    "moe_theory.experiments.overfit",
+    "moe_theory.experiments.rates",
+    "moe_theory.experiments.sparse",
+    "moe_theory.measure.stability",
+    "moe_theory.models.mixture",
+    "moe_theory.models.routers",
+    "moe_theory.models.sparse",
+    "moe_theory.tasks.gaussians",
+    "moe_theory.tasks.regression",
+    "moe_theory.tasks.text",
+    "moe_theory.theory.tanh_blocks",
+    "moe_theory.training.sgd",
+}
 
 #: What random numbers are drawn for.
 PURPOSES = {

@@ -26,6 +26,7 @@ from moe_theory._provenance import provenance
 from moe_theory.experiments.backends import BACKENDS
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment, identity, text
 from moe_theory.manifest import RESULTS
+from moe_theory.streams import CONVENTION, EARLIER, EARLIER_CONVENTION
 
 SMOKE = Path("_build/smoke")
 LOG = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ def _provenance(e: Experiment, profile: str) -> dict:
         "configuration": e.configuration(profile),
         "key": list(e.grid[0]),
         **provenance(),
+        "streams": EARLIER_CONVENTION if e.row.__module__ in EARLIER else CONVENTION,
     }
 
 
