@@ -14,7 +14,6 @@ CONVENTION, EARLIER_CONVENTION = "SeedSequence by purpose", "one generator for a
 #: What still draws from one generator for a seed, or for a seed and a number: their stored rows were made so,
 #: and come over to streams by purpose when those rows are computed anew.
 EARLIER = {
-    "moe_theory.experiments.exponents",
     "moe_theory.experiments.overfit",
     "moe_theory.experiments.rates",
     "moe_theory.experiments.sparse",
@@ -25,7 +24,6 @@ EARLIER = {
     "moe_theory.tasks.gaussians",
     "moe_theory.tasks.regression",
     "moe_theory.tasks.text",
-    "moe_theory.theory.tanh_blocks",
     "moe_theory.training.sgd",
 }
 

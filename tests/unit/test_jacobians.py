@@ -8,6 +8,7 @@ from torch.func import grad, hessian, jacrev
 
 from moe_theory import experiments
 from moe_theory.experiments import exponents as ex
+from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 from moe_theory.theory import tanh_blocks as blocks
 
@@ -147,7 +148,7 @@ def test_measures_are_those_of_autograd():
 def test_training_takes_gradient_steps_at_rate_times_k(monkeypatch):
     monkeypatch.setattr(ex, "STEPS", 1)
     f_star, block, k = ex.target(0), ex.draw_block(0, 0.1, 0.0), 8
-    x = torch.randn(ex.BATCH, ex.D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    x = torch.randn(ex.BATCH, ex.D, generator=torch_stream(5, "training"), dtype=torch.float64)
     loss = grad(lambda b: (blocks.output(b, x, k) - f_star(x)).square().sum() / (2 * ex.BATCH))(block)
     moved = ex.train(block, f_star, k, 5)
     assert all(torch.allclose(m, p - ex.RATE * k * g) for m, p, g in zip(moved, block, loss, strict=True))

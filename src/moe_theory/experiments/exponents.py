@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory.measure.curvature import largest_curvature
+from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 from moe_theory.theory.tanh_blocks import (
     Block,
@@ -22,6 +23,7 @@ from moe_theory.theory.tanh_blocks import (
     output,
     terms,
 )
+from moe_theory.training.fit import fit
 
 M, D, WIDTH, OUT = 64, 16, 16, 4
 SELECTED = (1, 2, 4, 8, 16, 32, 64)
@@ -47,35 +49,35 @@ def smoke(grid: list[dict]) -> list[dict]:
     return grid[:1] + grid[REPETITIONS : REPETITIONS + 1]
 
 
-def draw_block(seed: int, spread: float, rho: float) -> Block:
+def draw_block(seed: int, spread: float, rho: float, purpose: str = "weights") -> Block:
     """A random block: logits of standard deviation `spread`, weights of two experts correlated by `rho`."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch_stream(seed, purpose)
     theta = spread * normal(rng, M, D) / D**0.5
     return Block(theta, correlated(rng, rho, M, WIDTH, D), correlated(rng, rho, M, OUT, WIDTH))
 
 
 def target(seed: int) -> Callable[[Tensor], Tensor]:
     """One network of the experts' shape, the function that blocks of every K are to learn."""
-    one = draw_block(10_000 + seed, 0.0, 1.0)
+    one = draw_block(seed, 0.0, 1.0, "target")
     return lambda x: torch.tanh(x @ one.W[0].T) @ one.V[0].T
 
 
 def inputs(n: int, seed: int) -> Float[Tensor, "n d"]:
     """Standard normal inputs."""
-    return torch.randn(n, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(n, D, generator=torch_stream(seed, "inputs"), dtype=torch.float64)
 
 
 def train(block: Block, f_star: Callable[[Tensor], Tensor], k: int, seed: int) -> Block:
     """SGD on the squared loss `|F - f*|^2 / 2` with fresh inputs at every step."""
     block = Block(*(p.clone().requires_grad_() for p in block))
-    rng = torch.Generator().manual_seed(seed)
-    for _ in range(STEPS):
-        x = torch.randn(BATCH, D, generator=rng, dtype=torch.float64)
-        loss = (output(block, x, k) - f_star(x)).square().sum(1).mean() / 2
-        slopes = torch.autograd.grad(loss, block)
-        with torch.no_grad():
-            for p, slope in zip(block, slopes, strict=True):
-                p -= RATE * k * slope
+    rng = torch_stream(seed, "training")
+    batches = (torch.randn(BATCH, D, generator=rng, dtype=torch.float64) for _ in range(STEPS))
+
+    def loss(x):
+        return (output(block, x, k) - f_star(x)).square().sum(1).mean() / 2
+
+    for _ in fit(loss, batches, torch.optim.SGD(block, RATE * k)):
+        pass
     return Block(*(p.detach() for p in block))
 
 

@@ -7,7 +7,7 @@ the paper and at its rate.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, Sparse
 from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.tasks.images import load_images
 from moe_theory.tasks.text import load_text
+from moe_theory.training.fit import fit
 
 SEEDS, TOP_K = range(5), range(1, 6)
 WINDOW = 101  # steps in a window of the loss, as in the paper
@@ -71,10 +72,16 @@ def texts() -> tuple[Labelled, Labelled]:
     return Labelled(data.train_tokens, data.train_y), Labelled(data.test_tokens, data.test_y)
 
 
-def batch_of(data: Labelled, size: int, rng: torch.Generator) -> Labelled:
-    """A batch drawn with repetition."""
-    index = torch.randint(len(data.x), (size,), generator=rng)
-    return Labelled(data.x[index], data.y[index])
+def batches(data: Labelled, size: int, count: int, rng: torch.Generator) -> Iterator[Labelled]:
+    """Batches of examples drawn with repetition."""
+    for _ in range(count):
+        index = torch.randint(len(data.x), (size,), generator=rng)
+        yield Labelled(data.x[index], data.y[index])
+
+
+def routed(network: SparseNetwork, x: Tensor, rng: torch.Generator) -> Tensor:
+    """The network's logits, its routing noise drawn anew."""
+    return network(x, gumbel(network.noise_shape(len(x)), rng))[0]
 
 
 def specialists(network: SparseNetwork, train: Labelled, rng: torch.Generator) -> None:
@@ -82,11 +89,14 @@ def specialists(network: SparseNetwork, train: Labelled, rng: torch.Generator) -
     experts, read = network.block.experts, {}
     optimizer = torch.optim.SGD(experts.parameters(), 0.1)
     handle = network.block.register_forward_hook(lambda _, inputs, __: read.update(z=inputs[0].detach()))
-    for _ in range(200):
-        x, y = batch_of(train, 256, rng)
+
+    def loss(batch):
         with torch.no_grad():
-            network(x, gumbel(network.noise_shape(len(x)), rng))
-        _descend(optimizer, experts(read["z"])[torch.arange(len(y)), y // 2], y)
+            routed(network, batch.x, rng)
+        return F.cross_entropy(experts(read["z"])[torch.arange(len(batch.y)), batch.y // 2], batch.y)
+
+    for _ in fit(loss, batches(train, 256, 200, rng), optimizer):
+        pass
     handle.remove()
 
 
@@ -94,18 +104,14 @@ def without_block(network: SparseNetwork, train: Labelled, rng: torch.Generator)
     """All but the block learns the task in 600 steps of Adam at 0.003: the part of BERT's pretraining (5.1.3)."""
     optimizer = torch.optim.Adam([p for n, p in network.named_parameters() if not n.startswith("block")], 0.003)
     scale, network.block.scale = network.block.scale, 0.0
-    for _ in range(600):
-        x, y = batch_of(train, 64, rng)
-        _descend(optimizer, network(x, gumbel(network.noise_shape(len(x)), rng))[0], y)
+    for _ in fit(entropy(network, rng), batches(train, 64, 600, rng), optimizer):
+        pass
     network.block.scale = scale
 
 
-def _descend(optimizer: torch.optim.Optimizer, logits: Tensor, y: Tensor) -> Tensor:
-    loss = F.cross_entropy(logits, y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+def entropy(network: SparseNetwork, rng: torch.Generator) -> Callable[[Labelled], Tensor]:
+    """The cross-entropy of a batch, as `fit` takes it."""
+    return lambda batch: F.cross_entropy(routed(network, batch.x, rng), batch.y)
 
 
 TASKS = {
@@ -198,14 +204,14 @@ def row(key: dict) -> dict:
     network, kept = start(key)
     rng = torch.Generator().manual_seed(stream(key["seed"], 2))
     optimizer = torch.optim.SGD(network.parameters(), key["rate"])
+    training = fit(entropy(network, rng), batches(train, task.batch, key["steps"], rng), optimizer)
     stages = {round(share * key["steps"]): share for share in STAGES[key["measured"]]}
     losses, gradients, found = [], [], []
     for step in range(key["steps"] + 1):
         if step in stages:
             found.append({"stage": stages[step], **_stage(network, train, key)})
         if step < key["steps"]:
-            x, y = batch_of(train, task.batch, rng)
-            losses.append(_descend(optimizer, network(x, gumbel(network.noise_shape(len(x)), rng))[0], y).item())
+            losses.append(next(training))
             gradients.append([_norm(network.block.router), _norm(network.block.experts)])
     return {"kept": _short(kept), **_curves(losses, gradients), **_tested(network, test, rng), **_columns(found)}
 
@@ -251,7 +257,7 @@ def _curves(losses: list[float], gradients: list[list[float]]) -> dict[str, list
 
 def _tested(network: SparseNetwork, test: Labelled, rng: torch.Generator) -> dict[str, float]:
     with torch.no_grad():
-        logits = network(test.x, gumbel(network.noise_shape(len(test.x)), rng))[0]
+        logits = routed(network, test.x, rng)
     return {
         "test_loss": _short(F.cross_entropy(logits, test.y).item()),
         "test_accuracy": _short(100 * (logits.argmax(1) == test.y).double().mean().item()),

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from scipy.stats import bootstrap
 
 from moe_theory.streams import stream
 
@@ -59,11 +60,9 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Expo
         raise ValueError("values: expected a positive finite root mean square at every size")
     x = np.log(sizes) - np.log(sizes).mean()
 
-    def slope(mean_square):
-        return np.log(mean_square) @ x / (2 * x @ x)
+    def slope(*squares, axis=-1):
+        return np.tensordot(x, np.log([s.mean(axis) for s in squares]), 1) / (2 * x @ x)
 
-    rng = stream(seed, "resampling")
-    drawn = rng.integers(values.shape[1], size=(RESAMPLES, *values.shape))
-    again = slope(np.take_along_axis(squares[None], drawn, axis=2).mean(2))
-    low, high = np.quantile(again, [0.025, 0.975])
-    return Exponent(float(slope(squares.mean(1))), float(low), float(high))
+    resampling = dict(n_resamples=RESAMPLES, method="percentile", rng=stream(seed, "resampling"))
+    low, high = bootstrap(tuple(squares), slope, **resampling).confidence_interval
+    return Exponent(float(slope(*squares)), float(low), float(high))

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory.models.routers import topk_softmax
+from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 
 GAIN = 1.5  # of the weights drawn
@@ -157,7 +158,7 @@ def two_blocks(
     Args:
         normalized: whether each block's output is divided by its root mean square.
     """
-    rng, d = torch.Generator().manual_seed(seed), 8
+    rng, d = torch_stream(seed, "weights"), 8
     x, start = normal(rng, d), []
     for _ in range(2):
         theta = 0.1 * normal(rng, 32, d) / d**0.5
