@@ -63,9 +63,10 @@ class Mutant:
         return self.place != "notebook" and not self.place.startswith("rows ")
 
     def digest(self) -> str:
-        """Hash of what is changed, in which chapter code: an outcome holds for one such hash."""
+        """Hash of what is changed, and of the cells that are run: an outcome holds for one such hash."""
         change = (self.claim, self.place, self.old, self.new, self.do)
-        return hashlib.sha256(json.dumps([change, code(self.chapter)]).encode()).hexdigest()[:16]
+        cells = [cell for cell in cells_for(self.claim, self.chapter) if cell]
+        return hashlib.sha256(json.dumps([change, cells]).encode()).hexdigest()[:16]
 
 
 @cache
@@ -86,6 +87,7 @@ def card_cell(claim: str, chapter: str) -> int:
     return found[0]
 
 
+@cache
 def cells_for(claim: str, chapter: str) -> tuple[str, ...]:
     """The chapter's code cells up to a claim's card; those that the card does not depend on are empty."""
     cells, card = code(chapter), card_cell(claim, chapter)
