@@ -143,7 +143,9 @@ def execute(notebook: Path) -> float:
     start = time.perf_counter()
     out = EXECUTED / notebook.name
     try:
-        papermill.execute_notebook(notebook, out, cwd=ROOT, kernel_name="python3", progress_bar=False)
+        # how a kernel cuts what a cell prints differs from run to run: joined again
+        how = dict(kernel_name="python3", progress_bar=False, coalesce_streams=True)
+        papermill.execute_notebook(notebook, out, cwd=ROOT, **how)
     except papermill.PapermillExecutionError as error:
         out.rename(out.with_suffix(".failed.ipynb"))
         raise SystemExit(f"{notebook.name}: {error}") from None

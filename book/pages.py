@@ -48,7 +48,7 @@ PARTS = {  # of the book, by the numbers of their chapters
     "Why experts diverge": range(1, 9),
     "What routers learn": range(9, 14),
     "Sparsity and stability": range(14, 18),
-    "Cosine routers": range(18, 21),
+    "Cosine routers": range(18, 25),
 }
 
 
@@ -59,7 +59,8 @@ def kind(row: dict) -> str:
 
 def part(row: dict) -> str:
     """The part of the book whose chapter settles the claim."""
-    return next(name for name, chapters in PARTS.items() if int(row["chapter"]) in chapters)
+    (name,) = (name for name, chapters in PARTS.items() if int(row["chapter"]) in chapters)
+    return name
 
 
 @cache
@@ -181,7 +182,7 @@ def ledger_page(ledger: dict) -> str:
             'check. <a href="../ledger.json">The same as JSON.</a>\n',
             _choices(ledger),
             f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
-            *map(_row, ledger["claims"]),
+            *(_row(row) for row in ledger["claims"]),
             "</tbody></table>\n",
         ]
     )
