@@ -32,7 +32,9 @@ HEAD = """\
 
 `import moe_theory as mt` gives the names on this page; each is imported when it is first asked for. Shapes stand in the
 signatures: `Float[Tensor, 'n P d']` is a tensor of three dimensions. [Notation](notation.md) tells what the letters and
-the names of arguments mean. Bad input gets a `ValueError` that names the argument, what came and what was expected.
+the names of arguments mean. <a href="../_modules/index.html">All modules with their source</a>.
+
+Bad input gets a `ValueError` that names the argument, what came and what was expected.
 
 ```python
 {example}```

@@ -70,8 +70,12 @@ def _files_of(name: str) -> set[Path]:
     return {file for file in found if file.is_file()}
 
 
+def _code_cells(notebook: Path) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
+
+
 def _code(notebook: Path) -> str:
-    return "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "code")
+    return "\n".join(cell.source for cell in _code_cells(notebook))
 
 
 def claimed(notebook: Path) -> list[dict]:
@@ -104,13 +108,13 @@ def dependencies(notebook: Path) -> set[Path]:
 
 
 def fingerprint(notebook: Path) -> str:
-    """Hash of a chapter's inputs; of the notebook itself only what a reader writes, not its outputs."""
+    """Hash of a chapter's inputs; of the notebook itself only its code, for prose is not executed."""
     registered = json.dumps([claimed(notebook), experimented(notebook)])
     digest = hashlib.sha256(sys.version.encode() + registered.encode())
     for path in sorted(dependencies(notebook)):
         text = path.read_bytes()
         if path == notebook:
-            text = json.dumps([(c.cell_type, c.source, c.metadata) for c in nbformat.read(path, 4).cells]).encode()
+            text = json.dumps([(c.id, c.source, c.metadata) for c in _code_cells(path)]).encode()
         digest.update(path.name.encode() + b"\0" + text)
     return digest.hexdigest()
 
@@ -139,13 +143,25 @@ def execute(notebook: Path) -> float:
     start = time.perf_counter()
     out = EXECUTED / notebook.name
     try:
-        papermill.execute_notebook(notebook, out, cwd=ROOT, kernel_name="python3", progress_bar=False)
+        # how a kernel cuts what a cell prints differs from run to run: joined again
+        how = dict(kernel_name="python3", progress_bar=False, coalesce_streams=True)
+        papermill.execute_notebook(notebook, out, cwd=ROOT, **how)
     except papermill.PapermillExecutionError as error:
         out.rename(out.with_suffix(".failed.ipynb"))
         raise SystemExit(f"{notebook.name}: {error}") from None
-    nbformat.write(_clean(nbformat.read(out, 4)), out)
     out.with_suffix(".inputs").write_text(fingerprint(notebook))
     return time.perf_counter() - start
+
+
+def assemble(notebook: Path) -> None:
+    """Leave in `_build/executed` the chapter as it is written now, with the outputs of its last execution."""
+    out = EXECUTED / notebook.name
+    ran = {cell.id: cell for cell in _code_cells(out)}
+    written = nbformat.read(notebook, 4)
+    for cell in written.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = ran[cell.id].outputs, ran[cell.id].execution_count
+    _put(out, (nbformat.writes(_clean(written)) + "\n").encode())
 
 
 def execute_changed() -> None:
@@ -161,6 +177,8 @@ def execute_changed() -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for notebook, seconds in zip(changed, pool.map(execute, changed), strict=True):
             print(f"   {notebook.stem}: {seconds:.0f} s", flush=True)
+    for notebook in chapters():
+        assemble(notebook)
 
 
 # --- rendering ----------------------------------------------------------------------------------
@@ -177,9 +195,10 @@ def stage(source: Path, config: str) -> dict:
     """Lay out everything Sphinx reads, generated pages included; returns the ledger."""
     ledger = claims.collect((EXECUTED / n.name for n in chapters()), outcomes_by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
-    wanted |= {f"notebooks/{n.name}": (EXECUTED / n.name).read_bytes() for n in chapters()}
+    wanted |= {f"notebooks/{n.name}": pages.presented(EXECUTED / n.name).encode() for n in chapters()}
     wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
+    wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger), "api.md": api.page()}
     wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
@@ -206,14 +225,19 @@ def render(source: Path, output: Path, config: str) -> None:
     stamp.unlink(missing_ok=True)
     work = output.with_name(f"{output.name}-sphinx")
     command = [Path(sys.executable).with_name("jupyter-book"), "build", source, "--path-output", work]
-    done = subprocess.run([*command, "--warningiserror", "--keep-going", "--quiet"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--warningiserror", "--keep-going", "--quiet"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "book")},  # where extension.py is
+    )
     if done.returncode:
         shutil.rmtree(work, ignore_errors=True)  # or pages already read would not be warned about again
         raise SystemExit(f"rendering failed:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")
-    shutil.copytree(work / "_build" / "html", output, dirs_exist_ok=True)
-    shutil.copytree(
-        source / "_static", output / "_static", dirs_exist_ok=True
-    )  # Sphinx copies it with changed pages only
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.copytree(work / "_build" / "html", output)
+    # Sphinx copies it with changed pages only
+    shutil.copytree(source / "_static", output / "_static", dirs_exist_ok=True)
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 
@@ -222,6 +246,7 @@ def store() -> None:
     """Copy executed outputs into `notebooks/` and write `book/ledger.json` from them."""
     for notebook in chapters():
         _put(notebook, (EXECUTED / notebook.name).read_bytes())
+    _put(ROOT / "book" / "_static" / "front.png", pages.picture(EXECUTED))
     claims.write_ledger(chapters(), outcomes_by_claim(), ROOT / "book" / "ledger.json")
 
 

@@ -1,22 +1,121 @@
-"""The pages generated from the ledger: counts, ledger, errata. Every word and number in them is the ledger's."""
+"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, errata, cards, figures.
 
-from itertools import groupby
+Every number in them is the ledger's or a chapter's.
+"""
+
+import base64
+import io
+import re
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import nbformat
+from PIL import Image
+from pybtex.database import parse_file
 
 from moe_theory._html import typeset
-from moe_theory.claims import NEWS, PAPERS, VERDICTS
+from moe_theory.claims import MIME, NEWS, PAPERS, VERDICTS, Card
+
+#: What the front page says first: a claim, and what the book found about it.
+FINDINGS = {
+    "book-ceiling-tight": "On the task of Chen et al. (2022) no single expert, of whatever size, is right more often "
+    "than $87.5\\,\\%$. That is exact: the book builds an expert that reaches it.",
+    "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, for any number of experts; the paper "
+    "has $\\kappa M^2$, for sixteen experts 128 times as much.",
+    "chen-tab-11": "Thirty-two experts need neither normalized gradients nor a load-balancing loss: plain descent "
+    "trains them in all ten runs, at a learning rate that makes up for the $1/M^2$ in the gradient.",
+    "smooth-prop-1": "Keep one expert first and take the softmax after that, and the router's gradient is zero in "
+    "every example: backpropagation teaches such a router nothing, although the risk is not flat.",
+    "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds that error "
+    "below by $n^{-1/2}$; it does not fall at all.",
+}
+PICTURE = "04_exploration", 1  # chapter and figure that the front page shows
+
+#: Verdicts by how much they change what a paper says, most first: the order of the errata.
+WEIGHT = ("fails", "differs", "corrected", "sharpened")
+WEIGHED = {
+    "fails": "What does not hold",
+    "differs": "What we could not reproduce",
+    "corrected": "What holds after a repair",
+    "sharpened": "What holds in a sharper form",
+}
+KINDS = {  # of a claim, by what its `where` names
+    "theorem": re.compile(r"Theorem|Proposition|Lemma|Corollary"),
+    "table or figure": re.compile(r"Table|Figure"),
+}
+PARTS = {  # of the book, by the numbers of their chapters
+    "Why experts diverge": range(1, 9),
+    "What routers learn": range(9, 14),
+    "Sparsity and stability": range(14, 18),
+    "Cosine routers": range(18, 25),
+}
 
 
-def _link(row: dict) -> str:
+def kind(row: dict) -> str:
+    """Theorem, table or figure, or definition and formula, by where the claim stands in its paper."""
+    return next((name for name, words in KINDS.items() if words.search(row["where"])), "definition or formula")
+
+
+def part(row: dict) -> str:
+    """The part of the book whose chapter settles the claim."""
+    (name,) = (name for name, chapters in PARTS.items() if int(row["chapter"]) in chapters)
+    return name
+
+
+@cache
+def addresses() -> dict[str, str]:
+    """The public pages of the papers that have one."""
+    entries = parse_file(Path(__file__).with_name("references.bib")).entries
+    return {key: entries[key].fields["url"] for key in PAPERS if key in entries and "url" in entries[key].fields}
+
+
+def _paper(key: str) -> str:
+    """A paper's name, linked to its public page."""
+    name = escape(PAPERS[key], quote=False)
+    return f'<a href="{addresses()[key]}">{name}</a>' if key in addresses() else name
+
+
+def _chapter(row: dict) -> str:
     """Link from a page under book/ to the card in the chapter that settled the claim."""
-    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{row["notebook"][:2]}</a>'
+    name = f"chapter {int(row['chapter'])}"
+    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{name}</a>' if "notebook" in row else name
+
+
+def _verdict(verdict: str, link: str = "") -> str:
+    """A verdict in its colour and in words, linked to the claims in the ledger that have it if `link` is its path."""
+    inner = f'<a href="{link}?verdict={verdict}">{verdict}</a>' if link else verdict
+    return f'<span class="verdict claim-{verdict}">{inner}</span>'
+
+
+# --- the front page -----------------------------------------------------------------------------
 
 
 def counts(ledger: dict) -> str:
-    """How many claims stand in each verdict, as a table; included by the landing page."""
-    names = [v for v in (*VERDICTS, "open") if ledger["counts"][v]]
+    """How many claims stand in each verdict, each leading to them in the ledger."""
     meaning = {**VERDICTS, "open": "not settled yet"}
-    rows = [f"| {v} | {ledger['counts'][v]} | {meaning[v]} |" for v in names]
-    return "\n".join(["| verdict | claims | meaning |", "|---|---:|---|", *rows]) + "\n"
+    rows = [
+        f"<tr><td>{_verdict(v, 'ledger.html')}</td><td>{ledger['counts'][v]}</td><td>{meaning[v]}</td></tr>"
+        for v in (*VERDICTS, "open")
+        if ledger["counts"][v]
+    ]
+    head = "<thead><tr><th>verdict</th><th>claims</th><th>meaning</th></tr></thead>"
+    return f'<table class="counts">{head}<tbody>{"".join(rows)}</tbody></table>\n'
+
+
+def findings(ledger: dict) -> str:
+    """The front page's findings, each with its verdict and the way to its derivation."""
+    rows = {row["id"]: row for row in ledger["claims"]}
+    items = []
+    for claim, text in FINDINGS.items():
+        row = rows[claim]
+        if row["verdict"] == "open":
+            raise ValueError(f"FINDINGS: {claim} is open")
+        items.append(f"<li>{typeset(text)} <small>{_verdict(row['verdict'])} {_chapter(row)}</small></li>")
+    return f'<ol class="findings mathjax_process">{"".join(items)}</ol>\n'
+
+
+# --- ledger and errata --------------------------------------------------------------------------
 
 
 def _mutant(m: dict) -> str:
@@ -36,35 +135,57 @@ def _mutants(row: dict) -> str:
     return f"<details{state}><summary>{refused} of {len(row['mutants'])}</summary><ul>{lines}</ul></details>"
 
 
+def _row(row: dict) -> str:
+    """A claim's line in the ledger; what it can be filtered by is written on it."""
+    facts = {"paper": row["paper"], "part": part(row), "verdict": row["verdict"], "kind": kind(row)}
+    marks = "".join(f' data-{name}="{value}"' for name, value in facts.items())
+    erratum = f' <a href="errata.html#erratum-{row["id"]}">erratum</a>' if row["verdict"] in NEWS else ""
+    cells = (
+        f"<code>{row['id']}</code> {typeset(row['says'])}",
+        f"{_paper(row['paper'])}, {typeset(row['where'])}",
+        _verdict(row["verdict"]) + erratum,
+        _chapter(row),
+        _mutants(row),
+    )
+    return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _choices(ledger: dict) -> str:
+    """The form that filters the ledger; book.js shows it and does the work."""
+    rows = ledger["claims"]
+    values = {
+        "paper": {key: name for key, name in PAPERS.items() if any(r["paper"] == key for r in rows)},
+        "part": {name: name for name in PARTS if any(part(r) == name for r in rows)},
+        "verdict": {v: v for v in (*VERDICTS, "open") if ledger["counts"][v]},
+        "kind": {name: name for name in (*KINDS, "definition or formula")},
+    }
+    selects = "".join(
+        f'<label>{name} <select name="{name}"><option value="">all</option>'
+        + "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options.items())
+        + "</select></label>"
+        for name, options in values.items()
+    )
+    text = '<label>text <input type="search" name="text"></label>'
+    return f'<form class="ledger-filter" hidden>{selects}{text}<output aria-live="polite"></output></form>'
+
+
 def ledger_page(ledger: dict) -> str:
     """Every claim of the four papers with its verdict, open ones included."""
-    out = [
-        "# The ledger\n",
-        "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows "
-        "from the executed chapters; a claim without a card in one of them is open. A mutant is a small change of what "
-        "a claim's card guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many of "
-        "them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the check. "
-        '<a href="../ledger.json">The same as JSON.</a>\n',
-        ":::{include} _verdicts.md\n:::\n",
-    ]
-    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "chapter", "mutants refused"))
-    for paper, rows in groupby(ledger["claims"], key=lambda r: r["paper"]):
-        out += [
-            f"\n## {PAPERS[paper]}\n",
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "mutants refused"))
+    return "\n".join(
+        [
+            "# The ledger\n",
+            "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows from "
+            "the executed chapters; a claim without a card in one of them is open. A mutant is a small change of what "
+            "a claim's card guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
+            "of them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the "
+            'check. <a href="../ledger.json">The same as JSON.</a>\n',
+            _choices(ledger),
             f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
+            *(_row(row) for row in ledger["claims"]),
+            "</tbody></table>\n",
         ]
-        for r in rows:
-            chapter = _link(r) if "notebook" in r else r["chapter"]
-            cells = (
-                f"<code>{r['id']}</code> {typeset(r['says'])}",
-                typeset(r["where"]),
-                r["verdict"],
-                chapter,
-                _mutants(r),
-            )
-            out.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-        out.append("</tbody></table>\n")
-    return "\n".join(out) + "\n"
+    )
 
 
 def _evidence(rows: list) -> str:
@@ -73,28 +194,97 @@ def _evidence(rows: list) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def _erratum(row: dict) -> str:
+    places = f'{_chapter(row)}, <a href="ledger.html#{row["id"]}">ledger</a>'
+    return (
+        f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
+        f"<code>{row['id']}</code> {_paper(row['paper'])}, {typeset(row['where'])} ({places})</p>"
+        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{_evidence(row['evidence'])}</div>\n"
+    )
+
+
 def errata_page(ledger: dict) -> str:
-    """The claims whose verdict says something their paper does not."""
+    """The claims whose verdict says something their paper does not, first what changes a conclusion."""
     # Sphinx loads MathJax where it sees a formula; those in HTML it does not see, so each page's first words hold one
     out = [
         "# Errata and sharper forms\n",
-        "Claims whose verdict is sharpened, corrected, fails or differs, each with the note of the chapter that "
-        "derives it. The page is generated from the ledger. A finding here is a remark between colleagues: "
-        "the papers' main conclusions are judged in the chapters, and where one of our readings is wrong, its "
-        "check should be shown to fail. Of a residual of rounding only its limit is shown, such as $10^{-12}$.\n",
+        "Claims whose verdict says something their paper does not, what changes a conclusion first, each with the note "
+        "of the chapter that derives it. The page is generated from the ledger. A finding here is a remark between "
+        "colleagues: where one of our readings is wrong, its check should be shown to fail. Of a residual of rounding "
+        "only its limit is shown, such as $10^{-12}$.\n",
     ]
-    for r in ledger["claims"]:
-        if r["verdict"] not in NEWS:
-            continue
-        out += [
-            f"## {PAPERS[r['paper']]}, {r['where']}\n",
-            f'<div class="erratum mathjax_process"><p><strong>{r["verdict"]}</strong> '
-            f"(<code>{r['id']}</code>, derived in chapter {_link(r)})</p>"
-            f"<p>The claim: {typeset(r['says'])}</p><p>{typeset(r['note'])}</p>{_evidence(r['evidence'])}</div>\n",
-        ]
+    for verdict in WEIGHT:
+        rows = [row for row in ledger["claims"] if row["verdict"] == verdict]
+        out += [f"## {WEIGHED[verdict]}\n"] * bool(rows) + list(map(_erratum, rows))
     return "\n".join(out) + "\n"
 
 
 def generated(ledger: dict) -> dict[str, str]:
     """File names under book/ and their text."""
-    return {"_verdicts.md": counts(ledger), "ledger.md": ledger_page(ledger), "errata.md": errata_page(ledger)}
+    return {
+        "_verdicts.md": counts(ledger),
+        "_findings.md": findings(ledger),
+        "ledger.md": ledger_page(ledger),
+        "errata.md": errata_page(ledger),
+    }
+
+
+# --- chapters -----------------------------------------------------------------------------------
+
+IMAGE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
+FIGURE = re.compile(r'<figure class="book-figure">(?P<body>.*?)<figcaption class="mathjax_process">', re.DOTALL)
+
+
+def palette(png: bytes) -> bytes:
+    """A PNG of at most 256 colours, as its figure has them but for the softest edges: a third of the bytes."""
+    out = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    return min(png, out.getvalue(), key=len)
+
+
+def _smaller(image: re.Match) -> str:
+    return "data:image/png;base64," + base64.b64encode(palette(base64.b64decode(image[1]))).decode()
+
+
+def _outputs(notebook: nbformat.NotebookNode):
+    """The rich outputs of a notebook: dicts from MIME type to content."""
+    return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
+
+
+def _links(card: dict) -> str:
+    """What leads on from a card: its line in the ledger, its erratum, its paper."""
+    links = [f'<a href="../book/ledger.html#{card["id"]}">ledger</a>']
+    links += [f'<a href="../book/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
+    if card["paper"] in addresses():
+        links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
+    return f'<p class="claim-links">{" · ".join(links)}</p>'
+
+
+def presented(path: Path) -> str:
+    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address."""
+    notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
+    chapter = f"{int(path.stem[:2])}." if path.stem[:2].isdigit() else ""
+
+    def numbered(figure: re.Match) -> str:
+        what = "Figure" if "<img" in figure["body"] else "Table"
+        number[what] += 1
+        name = f"{chapter}{number[what]}"
+        anchor = f"{what.lower()}-{name.replace('.', '-')}"
+        return (
+            f'<figure class="book-figure" id="{anchor}">{figure["body"]}<figcaption class="mathjax_process">'
+            f'<a class="figure-number" href="#{anchor}">{what} {name}.</a> '
+        )
+
+    for data in _outputs(notebook):
+        if MIME in data:
+            data["text/html"] = Card(**data[MIME]).html(_links(data[MIME]))
+        else:
+            data["text/html"] = IMAGE.sub(_smaller, FIGURE.sub(numbered, data["text/html"]))
+    return nbformat.writes(notebook) + "\n"
+
+
+def picture(folder: Path) -> bytes:
+    """The figure of the front page, from the chapters in a folder: a PNG."""
+    stem, number = PICTURE
+    images = [IMAGE.search(data["text/html"]) for data in _outputs(nbformat.read(folder / f"{stem}.ipynb", 4))]
+    return palette(base64.b64decode([image for image in images if image][number - 1][1]))

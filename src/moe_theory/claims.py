@@ -105,8 +105,8 @@ class Card:
     def _remarks(self) -> tuple[tuple[str, str], ...]:
         return ("criterion", self.criterion), ("note", self.note)
 
-    def html(self) -> str:
-        """The card as HTML; it takes its colours from the page, so it reads in light and dark mode."""
+    def html(self, links: str = "") -> str:
+        """The card as HTML, with what leads on from it; it takes its colours from the page, light or dark."""
         head = "".join(f"<th>{column}</th>" for column in ("", "measured", "predicted", "refuted if"))
         rows = "".join("<tr>" + "".join(f"<td>{typeset(cell)}</td>" for cell in row) + "</tr>" for row in self.evidence)
         remarks = "".join(f'<p class="claim-{label}">{typeset(text)}</p>' for label, text in self._remarks if text)
@@ -115,7 +115,7 @@ class Card:
             f'<p class="claim-head"><strong class="claim-verdict">{self.verdict}</strong> '
             f"<code>{self.id}</code> {typeset(PAPERS[self.paper])}, {typeset(self.where)}</p>"
             f"<p>{typeset(self.says)}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"{remarks}</div>"
+            f"{remarks}{links}</div>"
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:

@@ -2,8 +2,11 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from bs4 import BeautifulSoup
 from conftest import HTML, ROOT
 
 PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p.parent.name in ("book", "notebooks"))
@@ -14,6 +17,19 @@ RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_pro
     .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror, [mathcolor=red]'))
     .map(e => e.innerText.slice(0, 80))"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
+
+
+#: Formulas and highlighted code are one element each for the check of accessibility: it takes seconds, not a minute.
+THINNED = """() => { document.querySelectorAll('mjx-container').forEach(e => e.replaceChildren());
+    document.querySelectorAll('article pre').forEach(e => { e.textContent = e.textContent; }); }"""
+
+
+def barriers(tab) -> list[str]:
+    """What axe-core finds serious or critical on a page."""
+    tab.evaluate(THINNED)
+    found = Axe().run(tab, options={"resultTypes": ["violations"]}).response["violations"]
+    grave = (v for v in found if v["impact"] in ("serious", "critical"))
+    return [f"{v['id']}: {node['html'][:120]}" for v in grave for node in v["nodes"]]
 
 
 def opened(browser, page, width=1280, scheme="light"):
@@ -51,12 +67,13 @@ def test_page_reads_offline(browser, page, width, scheme):
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
     text = tab.inner_text("article")
     assert not re.search(r":::|\{(doc|eq|prf:ref|cite:p)\}", text), "raw MyST"
+    assert barriers(tab) == []
     tab.context.close()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "book" / "_static").iterdir()), ids=lambda p: p.name)
-def test_the_book_carries_the_current_style_sheet(path):
-    assert (HTML / "_static" / path.name).read_bytes() == path.read_bytes()
+@pytest.mark.parametrize("name", ["book.js", "custom.css", "favicon.svg"])
+def test_the_book_carries_the_current_style_and_script(name):
+    assert (HTML / "_static" / name).read_bytes() == (ROOT / "book" / "_static" / name).read_bytes()
 
 
 def test_an_outside_request_would_be_noticed(browser, tmp_path):
@@ -108,14 +125,14 @@ def test_ledger_and_front_page_say_what_the_json_says(browser):
     ledger = json.loads((HTML / "ledger.json").read_text())
     tab, _ = opened(browser, "book/index.html")
     cells = tab.eval_on_selector_all(
-        "article table tbody tr", "rows => rows.map(r => [r.cells[0].innerText, r.cells[1].innerText])"
+        "table.counts tbody tr", "rows => rows.map(r => [r.cells[0].innerText, r.cells[1].innerText])"
     )
     assert {v: int(n) for v, n in cells} == {v: n for v, n in ledger["counts"].items() if n}
     tab.context.close()
     tab, _ = opened(browser, "book/ledger.html")
     shown = tab.eval_on_selector_all(
-        "article table.ledger tbody tr",
-        "rows => rows.map(r => [r.cells[0].querySelector('code').innerText, r.cells[2].innerText])",
+        "table.ledger tbody tr",
+        "rows => rows.map(r => [r.querySelector('code').innerText, r.querySelector('.verdict').innerText])",
     )
     assert dict(shown) == {row["id"]: row["verdict"] for row in ledger["claims"]}
     opens = tab.eval_on_selector_all(
@@ -125,14 +142,93 @@ def test_ledger_and_front_page_say_what_the_json_says(browser):
     tab.context.close()
 
 
-def test_errata_link_to_their_chapters(browser):
-    ledger = json.loads((HTML / "ledger.json").read_text())
-    tab, _ = opened(browser, "book/errata.html")
-    text = tab.inner_text("article")
-    for row in ledger["claims"]:
-        assert (f"({row['id']}, derived" in text) == (row["verdict"] in ("sharpened", "corrected", "fails", "differs"))
-    assert tab.locator("article a[href*='notebooks/']").count() > 0
+def _shown(tab) -> set[str]:
+    """The claims that the ledger shows."""
+    visible = "rows => rows.filter(r => r.checkVisibility()).map(r => r.id)"
+    return set(tab.eval_on_selector_all("table.ledger tbody tr", visible))
+
+
+def test_a_count_leads_to_its_claims_and_the_ledger_filters(browser):
+    rows = json.loads((HTML / "ledger.json").read_text())["claims"]
+    tab, _ = opened(browser, "book/index.html")
+    tab.click("table.counts .claim-sharpened a")
+    tab.wait_for_selector("form.ledger-filter output")
+    assert _shown(tab) == {r["id"] for r in rows if r["verdict"] == "sharpened"}
+    tab.select_option("select[name=paper]", "nguyen2025")
+    expected = {r["id"] for r in rows if r["verdict"] == "sharpened" and r["paper"] == "nguyen2025"}
+    assert _shown(tab) == expected and expected
+    assert tab.inner_text("output") == f"{len(expected)} of {len(rows)} claims"
+    assert "verdict=sharpened" in tab.url and "paper=nguyen2025" in tab.url
+    for name in ("paper", "verdict"):
+        tab.select_option(f"select[name={name}]", "")
+    tab.fill("input[name=text]", "theorem 4.1")
+    assert "chen-thm-4.1" in _shown(tab) and len(_shown(tab)) < 5
     tab.context.close()
+
+
+@cache
+def read(page: str) -> BeautifulSoup:
+    """A page as it is on the disk, for what needs no script."""
+    return BeautifulSoup((HTML / page).read_text(encoding="utf-8"), "html.parser")
+
+
+def test_cards_ledger_errata_and_papers_lead_to_each_other():
+    """Every link between them ends at the claim it is about."""
+    rows = {row["id"]: row for row in json.loads((HTML / "ledger.json").read_text())["claims"]}
+    pages = ("book/ledger.html", "book/errata.html", *NUMBERED)
+    places = {page: {tag["id"] for tag in read(page).select("[id]")} for page in pages}
+    for page in pages:
+        for link in read(page).select(".claim-card a, table.ledger a, .erratum a"):
+            claim = link.find_parent(id=True)["id"].removeprefix("claim-").removeprefix("erratum-")
+            target, _, anchor = link["href"].partition("#")
+            if link["href"].startswith("https://"):
+                assert rows[claim]["paper"] in ("chen2022", "dikkala2023", "nguyen2025")
+                continue
+            name = (HTML / page).parent.joinpath(target).resolve().relative_to(HTML.resolve()).as_posix()
+            assert anchor.endswith(claim) and anchor in places[name], link["href"]
+    cards = {f"claim-{claim}" for claim, row in rows.items() if row["verdict"] != "open"}
+    assert set(rows) <= places["book/ledger.html"] and cards <= set().union(*places.values())
+
+
+def test_findings_are_links_to_cards_with_their_verdicts(browser):
+    rows = {row["id"]: row for row in json.loads((HTML / "ledger.json").read_text())["claims"]}
+    tab, _ = opened(browser, "book/index.html")
+    found = tab.eval_on_selector_all(
+        ".findings li", "all => all.map(e => [e.querySelector('.verdict').innerText, e.querySelector('a').href])"
+    )
+    assert len(found) == 5
+    for verdict, href in found:
+        assert rows[href.partition("#claim-")[2]]["verdict"] == verdict
+    tab.context.close()
+
+
+def test_names_in_cells_lead_to_their_source():
+    links = {a.text: a["href"] for a in read("notebooks/03_smooth_routing.html").select("a.source-link")}
+    assert "route_probabilities" in links
+    for name, href in links.items():
+        page, _, anchor = href.removeprefix("../").partition("#")
+        assert anchor and read(page).find(id=anchor), (name, href)
+
+
+@pytest.mark.parametrize("page", NUMBERED)
+def test_figures_and_boxes_carry_the_chapter_number(page):
+    chapter, text = int(page.removeprefix("notebooks/")[:2]), read(page)
+    figures = [(f["id"], f.select_one(".figure-number").text) for f in text.select("figure.book-figure:has(img)")]
+    assert figures == [(f"figure-{chapter}-{i}", f"Figure {chapter}.{i}.") for i in range(1, len(figures) + 1)]
+    numbers = [n.text for n in text.select(".caption-number")]
+    assert numbers and all(re.search(rf"\b{chapter}\.\d+", number) for number in numbers), numbers
+    assert text.select_one("article h1").text.startswith(f"{chapter}. ")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_light(page):
+    assert (HTML / page).stat().st_size < 1.5e6
+
+
+def test_errata_are_the_claims_that_say_something_new():
+    ledger = json.loads((HTML / "ledger.json").read_text())
+    news = {row["id"] for row in ledger["claims"] if row["verdict"] in ("sharpened", "corrected", "fails", "differs")}
+    assert {e["id"].removeprefix("erratum-") for e in read("book/errata.html").select(".erratum")} == news
 
 
 def test_the_built_ledger_has_the_committed_verdicts():

@@ -145,3 +145,24 @@ def test_nothing_is_imported_until_an_experiment_is_asked_for():
         "assert 'moe_theory.experiments.rates' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_prose_is_not_executed_and_meets_the_outputs_of_the_code(book, monkeypatch, tmp_path):
+    """Editing text runs nothing again, and the assembled chapter has the new text beside the outputs."""
+    chapter, _ = book
+    before = build.fingerprint(chapter)
+    monkeypatch.setattr(build, "EXECUTED", tmp_path / "executed")
+    build.EXECUTED.mkdir()
+    ran = nbformat.read(chapter, 4)
+    ran.cells[0].outputs = [nbformat.v4.new_output("stream", text="settled")]
+    nbformat.write(ran, build.EXECUTED / chapter.name)
+    written = nbformat.read(chapter, 4)
+    written.cells.insert(0, nbformat.v4.new_markdown_cell("New prose", id="prose"))
+    nbformat.write(written, chapter)
+    assert build.fingerprint(chapter) == before
+    build.assemble(chapter)
+    prose, code = nbformat.read(build.EXECUTED / chapter.name, 4).cells
+    assert prose.source == "New prose" and code.outputs[0].text == "settled"
+    written.cells[1].source += "\nrows"
+    nbformat.write(written, chapter)
+    assert build.fingerprint(chapter) != before

@@ -1,0 +1,68 @@
+// The ledger's filter, and scrolling boxes that the keyboard reaches. No library, no network.
+
+function filterLedger(form, rows) {
+  const fields = [...form.querySelectorAll("select, input")];
+  const words = new Map(rows.map((row) => [row, row.innerText.toLowerCase()]));
+  const show = () => {
+    const shown = rows.filter((row) => fields.every(({ name, value }) =>
+      !value || (name === "text" ? words.get(row).includes(value.toLowerCase()) : row.dataset[name] === value)));
+    rows.forEach((row) => { row.hidden = !shown.includes(row); });
+    form.querySelector("output").value = `${shown.length} of ${rows.length} claims`;
+  };
+  const asked = new URLSearchParams(location.search);
+  fields.forEach((field) => { field.value = asked.get(field.name) ?? ""; });
+  form.addEventListener("input", () => {
+    const chosen = fields.filter(({ value }) => value).map(({ name, value }) => [name, value]);
+    history.replaceState(null, "", chosen.length ? `?${new URLSearchParams(chosen)}` : location.pathname);
+    show();
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.hidden = false;
+  show();
+}
+
+// A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
+function markScrolling(box) {
+  const scrolls = box.classList.contains("wide") || box.scrollWidth > box.clientWidth + 1;
+  box.classList.toggle("scrolls", scrolls);
+  if (scrolls) box.tabIndex = 0;
+  else box.removeAttribute("tabindex");
+}
+
+const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article figure.book-figure, "
+  + "article .pst-scrollable-table-container, article .table-wrapper, article mjx-container";
+
+// An inline formula that its line cannot hold gets a box of its own to scroll in.
+function boxWideFormulas() {
+  document.querySelectorAll("article mjx-container:not([display])").forEach((formula) => {
+    const around = formula.closest("p, li, td, figcaption, div");
+    formula.classList.remove("wide");
+    formula.classList.toggle("wide", formula.offsetWidth > around.clientWidth);
+  });
+}
+
+function markAll() {
+  boxWideFormulas();
+  document.querySelectorAll(BOXES).forEach((box) => {
+    if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)) markScrolling(box);
+  });
+}
+
+// Buttons of the theme are named by what they show, and its lists hold items.
+function mendTheme() {
+  document.querySelectorAll(".citation-list[role=list] > *").forEach((entry) => entry.setAttribute("role", "listitem"));
+  document.querySelectorAll("button[aria-label], summary[aria-label]").forEach((button) => {
+    const shown = button.innerText.trim().replace(/\s+/g, " ");
+    if (shown && !button.getAttribute("aria-label").includes(shown)) button.setAttribute("aria-label", shown);
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  const form = document.querySelector("form.ledger-filter");
+  if (form) filterLedger(form, [...document.querySelectorAll("table.ledger tbody tr")]);
+  mendTheme();
+  markAll();
+  addEventListener("resize", markAll);
+  window.MathJax?.startup?.promise?.then(markAll);
+});
+addEventListener("load", markAll);
