@@ -56,6 +56,12 @@ def describe(app, pagename, templatename, context, doctree):
         context["metatags"] += f'\n    <meta name="description" content="{quoted}" />'
 
 
+def without_repeated_ids(app, pagename, templatename, context, doctree):
+    """Proofs, and the insides of boxes, all have one id from sphinx-proof and sphinx-exercise; nothing refers to it."""
+    if doctree is not None:
+        context["body"] = re.sub(r' id="(proof|(proof|exercise|solution)-content)"', "", context["body"])
+
+
 NAME = re.compile(r'<span class="n">(\w+)</span>((?:<span class="o">\.</span><span class="n">\w+</span>)*)')
 
 
@@ -150,6 +156,7 @@ def setup(app):
     register_plugin("pybtex.style.formatting", "authoryear", Labelled)
     Collector.assign_section_numbers = number_by_file(Collector.assign_section_numbers)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", without_repeated_ids)
     app.connect("html-page-context", lead_to_source)
     app.connect("html-collect-pages", source_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -221,8 +221,10 @@ def test_figures_and_boxes_carry_the_chapter_number(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_light(page):
+def test_a_page_is_light_and_its_ids_are_its_own(page):
     assert (HTML / page).stat().st_size < 1.5e6
+    ids = re.findall(r'<[^>]*\sid="([^"]+)"', (HTML / page).read_text(encoding="utf-8"))
+    assert sorted(ids) == sorted(set(ids))
 
 
 def test_errata_are_the_claims_that_say_something_new():
