@@ -233,10 +233,11 @@ def published(path: Path, refs: References, install: str | None) -> nbformat.Not
 
 
 def configuration(repository: str | None) -> str:
-    """`_config.yml`, with Colab buttons that open the published notebooks if there is a repository."""
+    """`_config.yml`, with buttons to the repository and, for the published notebooks, to Colab if there is one."""
     config = copy.deepcopy(CONFIG)
     if repository:
         config["repository"] = {"url": f"https://github.com/{repository}", "branch": "gh-pages", "path_to_book": ""}
+        config["html"]["use_repository_button"] = True
         config["launch_buttons"]["colab_url"] = "https://colab.research.google.com"
     return yaml.safe_dump(config, sort_keys=False)
 
