@@ -19,6 +19,9 @@ RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_pro
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
+#: Where accessibility is checked in dark mode, too: colours are the same on every page, and the check takes seconds.
+DARK = [p for p in PAGES if p.startswith("book/")] + ["notebooks/19_identifiability.html"]
+
 #: Formulas and highlighted code are one element each for the check of accessibility: it takes seconds, not a minute.
 THINNED = """() => { document.querySelectorAll('mjx-container').forEach(e => e.replaceChildren());
     document.querySelectorAll('article pre').forEach(e => { e.textContent = e.textContent; }); }"""
@@ -67,7 +70,8 @@ def test_page_reads_offline(browser, page, width, scheme):
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
     text = tab.inner_text("article")
     assert not re.search(r":::|\{(doc|eq|prf:ref|cite:p)\}", text), "raw MyST"
-    assert barriers(tab) == []
+    if scheme == "light" or page in DARK:
+        assert barriers(tab) == []
     tab.context.close()
 
 
