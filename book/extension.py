@@ -135,15 +135,18 @@ def _first(tree: ast.Module) -> str:
     return html.escape((ast.get_docstring(tree) or "").partition("\n")[0])
 
 
+def cited(entry) -> str:
+    """Who wrote it, and when, as the text cites it."""
+    names = [" ".join((*p.prelast_names, *p.last_names)).strip("{}") for p in entry.persons["author"]]
+    who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+    return f"{who}, {entry.fields['year']}"
+
+
 class AuthorYear(BaseLabelStyle):
     """Labels of references as the text cites them."""
 
     def format_labels(self, sorted_entries):
-        for entry in sorted_entries:
-            names = [" ".join(map(str, (*p.prelast_names, *p.last_names))) for p in entry.persons["author"]]
-            names = [name.strip("{}") for name in names]
-            who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
-            yield f"{who}, {entry.fields['year']}"
+        yield from map(cited, sorted_entries)
 
 
 class Labelled(Style):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import build
 import nbformat
 import yaml
+from extension import cited
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from myst_parser.config.main import MdParserConfig
@@ -130,9 +131,7 @@ class References:
         for page in PAGES:
             refs.titles[page] = page.capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
-            names = [str(p).split(",")[0].strip("{}") for p in entry.persons["author"]]
-            who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
-            refs.citations[key] = f"{who}, {entry.fields['year']}"
+            refs.citations[key] = cited(entry)
         return refs
 
     def page(self, stem: str) -> str:
