@@ -56,6 +56,12 @@ def describe(app, pagename, templatename, context, doctree):
         context["metatags"] += f'\n    <meta name="description" content="{quoted}" />'
 
 
+def without_repeated_ids(app, pagename, templatename, context, doctree):
+    """Proofs, and the insides of boxes, all have one id from sphinx-proof and sphinx-exercise; nothing refers to it."""
+    if doctree is not None:
+        context["body"] = re.sub(r' id="(proof|(proof|exercise|solution)-content)"', "", context["body"])
+
+
 NAME = re.compile(r'<span class="n">(\w+)</span>((?:<span class="o">\.</span><span class="n">\w+</span>)*)')
 
 
@@ -129,15 +135,18 @@ def _first(tree: ast.Module) -> str:
     return html.escape((ast.get_docstring(tree) or "").partition("\n")[0])
 
 
+def cited(entry) -> str:
+    """Who wrote it, and when, as the text cites it."""
+    names = [" ".join((*p.prelast_names, *p.last_names)).strip("{}") for p in entry.persons["author"]]
+    who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+    return f"{who}, {entry.fields['year']}"
+
+
 class AuthorYear(BaseLabelStyle):
     """Labels of references as the text cites them."""
 
     def format_labels(self, sorted_entries):
-        for entry in sorted_entries:
-            names = [" ".join(map(str, (*p.prelast_names, *p.last_names))) for p in entry.persons["author"]]
-            names = [name.strip("{}") for name in names]
-            who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
-            yield f"{who}, {entry.fields['year']}"
+        yield from map(cited, sorted_entries)
 
 
 class Labelled(Style):
@@ -150,6 +159,7 @@ def setup(app):
     register_plugin("pybtex.style.formatting", "authoryear", Labelled)
     Collector.assign_section_numbers = number_by_file(Collector.assign_section_numbers)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", without_repeated_ids)
     app.connect("html-page-context", lead_to_source)
     app.connect("html-collect-pages", source_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
 """What the build writes from the ledger and the executed chapters: counts, findings, ledger, errata, cards, figures.
 
-Every number in them is the ledger's or a chapter's.
+Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their cards.
 """
 
 import base64
@@ -19,12 +19,12 @@ from moe_theory.claims import MIME, NEWS, PAPERS, VERDICTS, Card
 
 #: What the front page says first: a claim, and what the book found about it.
 FINDINGS = {
-    "book-ceiling-tight": "On the task of Chen et al. (2022) no single expert, of whatever size, is right more often "
-    "than $87.5\\,\\%$. That is exact: the book builds an expert that reaches it.",
+    "book-ceiling-tight": "Where label signals and distractors are alike in strength, no single expert that adds up "
+    "its patches, of whatever size, is right more often than $87.5\\,\\%$; the book builds one that reaches it.",
     "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, for any number of experts; the paper "
     "has $\\kappa M^2$, for sixteen experts 128 times as much.",
-    "chen-tab-11": "Thirty-two experts need neither normalized gradients nor a load-balancing loss: plain descent "
-    "trains them in all ten runs, at a learning rate that makes up for the $1/M^2$ in the gradient.",
+    "chen-tab-11": "Thirty-two experts need neither normalized gradients nor a load-balancing loss: with the "
+    "algorithm as written plain descent trains them in all ten runs, at a rate that makes up for $1/M^2$.",
     "smooth-prop-1": "Keep one expert first and take the softmax after that, and the router's gradient is zero in "
     "every example: backpropagation teaches such a router nothing, although the risk is not flat.",
     "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds that error "
@@ -33,7 +33,6 @@ FINDINGS = {
 PICTURE = "04_exploration", 1  # chapter and figure that the front page shows
 
 #: Verdicts by how much they change what a paper says, most first: the order of the errata.
-WEIGHT = ("fails", "differs", "corrected", "sharpened")
 WEIGHED = {
     "fails": "What does not hold",
     "differs": "What we could not reproduce",
@@ -213,9 +212,9 @@ def errata_page(ledger: dict) -> str:
         "colleagues: where one of our readings is wrong, its check should be shown to fail. Of a residual of rounding "
         "only its limit is shown, such as $10^{-12}$.\n",
     ]
-    for verdict in WEIGHT:
+    for verdict, heading in WEIGHED.items():
         rows = [row for row in ledger["claims"] if row["verdict"] == verdict]
-        out += [f"## {WEIGHED[verdict]}\n"] * bool(rows) + list(map(_erratum, rows))
+        out += [f"## {heading}\n"] * bool(rows) + list(map(_erratum, rows))
     return "\n".join(out) + "\n"
 
 

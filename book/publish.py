@@ -18,6 +18,7 @@ from typing import NamedTuple
 import build
 import nbformat
 import yaml
+from extension import cited
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from myst_parser.config.main import MdParserConfig
@@ -130,9 +131,7 @@ class References:
         for page in PAGES:
             refs.titles[page] = page.capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
-            names = [str(p).split(",")[0].strip("{}") for p in entry.persons["author"]]
-            who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
-            refs.citations[key] = f"{who}, {entry.fields['year']}"
+            refs.citations[key] = cited(entry)
         return refs
 
     def page(self, stem: str) -> str:
@@ -233,10 +232,11 @@ def published(path: Path, refs: References, install: str | None) -> nbformat.Not
 
 
 def configuration(repository: str | None) -> str:
-    """`_config.yml`, with Colab buttons that open the published notebooks if there is a repository."""
+    """`_config.yml`, with buttons to the repository and, for the published notebooks, to Colab if there is one."""
     config = copy.deepcopy(CONFIG)
     if repository:
         config["repository"] = {"url": f"https://github.com/{repository}", "branch": "gh-pages", "path_to_book": ""}
+        config["html"]["use_repository_button"] = True
         config["launch_buttons"]["colab_url"] = "https://colab.research.google.com"
     return yaml.safe_dump(config, sort_keys=False)
 

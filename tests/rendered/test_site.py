@@ -58,13 +58,13 @@ def test_unknown_syntax_is_refused(source, refs):
         publish.plain(source, refs, "x")
 
 
-def test_colab_buttons_open_the_published_notebooks(tmp_path):
+def test_buttons_lead_to_the_repository_and_open_the_published_notebooks_in_colab(tmp_path):
     """With a repository; that there are none without one is tested on the book itself."""
     build.render(tmp_path / "source", tmp_path / "site", publish.configuration("owner/name"))
     for chapter in EXECUTED:
         page = (tmp_path / "site" / "notebooks" / chapter.name).with_suffix(".html").read_text()
         address = f"https://colab.research.google.com/github/owner/name/blob/gh-pages/notebooks/{chapter.name}"
-        assert f'href="{address}"' in page
+        assert f'href="{address}"' in page and 'href="https://github.com/owner/name"' in page
 
 
 @pytest.mark.parametrize("repository", ["owner", "owner/name/more", "https://example.invalid/owner/name"])
