@@ -20,7 +20,7 @@ BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).
 
 
 #: Where accessibility is checked in dark mode, too: colours are the same on every page, and the check takes seconds.
-DARK = [p for p in PAGES if p.startswith("book/")] + ["notebooks/19_identifiability.html"]
+DARK = [p for p in PAGES if p.startswith("book/")] + ["notebooks/21_identifiability.html"]
 
 #: Formulas and highlighted code are one element each for the check of accessibility: it takes seconds, not a minute.
 THINNED = """() => { document.querySelectorAll('mjx-container').forEach(e => e.replaceChildren());

@@ -1,5 +1,6 @@
 """The mutants there are, what they change, and what became of each."""
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterable
@@ -63,9 +64,12 @@ class Mutant:
         return self.place != "notebook" and not self.place.startswith("rows ")
 
     def digest(self) -> str:
-        """Hash of what is changed, and of the cells that are run: an outcome holds for one such hash."""
+        """Hash of what is changed, and of the cells that are run: an outcome holds for one such hash.
+
+        Of the cells their syntax counts, not their layout.
+        """
         change = (self.claim, self.place, self.old, self.new, self.do)
-        cells = [cell for cell in cells_for(self.claim, self.chapter) if cell]
+        cells = [ast.unparse(ast.parse(cell)) for cell in cells_for(self.claim, self.chapter) if cell]
         return hashlib.sha256(json.dumps([change, cells]).encode()).hexdigest()[:16]
 
 
