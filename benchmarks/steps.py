@@ -18,6 +18,8 @@ from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchBatch, PatchTask
 from moe_theory.training import algorithm1, engine
+from moe_theory.training.grouped import Experts
+from moe_theory.training.parts import take_apart
 from moe_theory.training.variants import VARIANTS
 
 N, M, J, D, P, K = 16_000, 8, 16, 50, 4, 4
@@ -57,7 +59,7 @@ def move(theta, W, to_theta, to_W):
 def engine_step(p: Problem, noise=None, sigma=CUBIC):
     """The loop body of `train_patch_moe`."""
     theta, W = p.theta(), p.W.clone()
-    data = engine.Experts(engine.take_apart("train", p.batch, sigma), W.new_ones(J), sigma)
+    data = Experts(take_apart("train", p.batch, sigma), W.new_ones(J), sigma)
     rng = torch.Generator().manual_seed(SEED)
 
     @torch.no_grad()

@@ -46,8 +46,8 @@ KINDS = {  # of a claim, by what its `where` names
 PARTS = {  # of the book, by the numbers of their chapters
     "Why experts diverge": range(1, 9),
     "What routers learn": range(9, 14),
-    "Sparsity and stability": range(14, 18),
-    "Cosine routers": range(18, 25),
+    "Sparsity and stability": range(14, 20),
+    "Cosine routers": range(20, 25),
 }
 
 

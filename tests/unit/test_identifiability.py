@@ -58,7 +58,7 @@ def apart(G, H, router, expert="relu"):
 
 
 def pair():
-    """The counterexample of chapter 19: two experts in the plane, beta_02 = 0 in both measures."""
+    """The counterexample of chapter 21: two experts in the plane, beta_02 = 0 in both measures."""
     G = MixingMeasure(real([0, 0]), real([[0.15, 0], [0, 0]]), real([[1, 1, 0], [1, -1, 0.5]]))
     return G, shifted(G, real([-0.6, 0]), PERTURBED)
 

@@ -110,7 +110,7 @@ def relations(
 def relations_formula(router: Router, expert: str, d: int, order: int) -> int:
     """Number of linear relations among `derivatives` of one atom, d >= 2; `relations` names them.
 
-    Order 1: 1 for homogeneous and constant experts, plus 1 for the cosine router. Order 2: chapter 19.
+    Order 1: 1 for homogeneous and constant experts, plus 1 for the cosine router. Order 2: chapter 22.
     """
     _arguments(expert, d, order)
     sphere, scaled = router.sphere, expert in DEGREES or expert == "constant"

@@ -7,7 +7,8 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import PatchBatch
-from moe_theory.training.engine import Experts, all_to_one, take_apart
+from moe_theory.training.grouped import Experts, all_to_one
+from moe_theory.training.parts import take_apart
 from moe_theory.training.variants import logistic_loss, loss_slope
 
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
