@@ -30,7 +30,7 @@ BOUNDARIES = {
     "loss": (engine, "to_logits"),
     "router, back": (Experts, "gradient"),
     "experts, back": (Experts, "_known_gradient"),
-    "known patches, back": (engine, "speed"),
+    "known patches, back": (engine, "gradient_norm"),
     "update": None,
 }
 

@@ -67,7 +67,7 @@ def engine_step(p: Problem, noise=None, sigma=CUBIC):
         r = engine.uniform(data, len(W), rng) if noise is None else noise
         loss, to_theta, to_W = engine.gradients(data, theta, W, r, HOW, 0.0)
         theta.sub_(ETA_R * to_theta)
-        W.sub_(ETA * (to_W / engine.speed(to_W, HOW)))
+        W.sub_(ETA * (to_W / engine.gradient_norm(to_W, HOW)))
         return loss.item()
 
     step.state = theta, W

@@ -10,7 +10,7 @@ from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import NOISE, PatchTask
 from moe_theory.training import train_patch_moe
 from moe_theory.training.algorithm1 import step
-from moe_theory.training.engine import gradients, output_signs, speed
+from moe_theory.training.engine import gradients, output_signs, gradient_norm
 from moe_theory.training.grouped import Experts, dispatch
 from moe_theory.training.parts import take_apart
 from moe_theory.training.variants import VARIANTS
@@ -43,7 +43,7 @@ def test_a_step_equals_the_readable_algorithm(activation, P):
     with torch.no_grad():
         loss = step(model, batch, noise.T, 0.02, 0.3)
         fast, to_theta, to_W = gradients(experts, theta, W, noise, how, 0.0)
-        theta, W = theta - 0.3 * to_theta, W - 0.02 * to_W / speed(to_W, how)
+        theta, W = theta - 0.3 * to_theta, W - 0.02 * to_W / gradient_norm(to_W, how)
     assert abs(loss - fast.item()) <= 1e-12 * loss
     assert (theta - model.router.theta.data).abs().max() <= 1e-12
     assert (W - model.W.data).abs().max() <= 1e-12
@@ -97,7 +97,7 @@ def test_a_logit_that_is_no_number_is_refused():
 def test_speed_of_the_two_variants():
     to_W = torch.randn(3, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
     to_W[1] = 0
-    written, released = (speed(to_W, VARIANTS[v]).flatten() for v in ("as written", "released"))
+    written, released = (gradient_norm(to_W, VARIANTS[v]).flatten() for v in ("as written", "released"))
     assert torch.isclose(written[0], to_W[0].norm()) and written[1] == torch.inf
     assert torch.isclose(released[2], to_W[2, :, :-1].norm() + to_W[2, :, -1].norm())
 

@@ -121,17 +121,33 @@ TASKS = {
         texts, lambda *a: SparseTransformer(VOCABULARY, 16, 16, 4, 7, *a), without_block, 0.1, 938, 64
     ),
 }
-#: What is trained: rule, heads, whether outputs are rescaled to the size they have under topk_softmax, and when
-#: the estimators run.
+
+
+class Arm(NamedTuple):
+    """What is trained, and how it is looked at.
+
+    Attributes:
+        rule: a key of `RULES`.
+        heads: "single" or "multi".
+        output: "as is", or "matched": rescaled to the size it has under topk_softmax.
+        measured: when the estimators run, a key of `STAGES`.
+    """
+
+    rule: str
+    heads: str
+    output: str
+    measured: str
+
+
 ARMS = (
-    ("topk_softmax", "single", "as is", "all"),
-    ("softmax_topk", "single", "as is", "ends"),
-    ("sampled_topk", "single", "as is", "ends"),
-    ("softmax_topk", "single", "matched", "ends"),
-    ("sampled_topk", "single", "matched", "ends"),
-    ("topk_softmax", "multi", "as is", "none"),
-    ("softmax_topk", "multi", "as is", "none"),
-    ("sampled_topk", "multi", "as is", "ends"),
+    Arm("topk_softmax", "single", "as is", "all"),
+    Arm("softmax_topk", "single", "as is", "ends"),
+    Arm("sampled_topk", "single", "as is", "ends"),
+    Arm("softmax_topk", "single", "matched", "ends"),
+    Arm("sampled_topk", "single", "matched", "ends"),
+    Arm("topk_softmax", "multi", "as is", "none"),
+    Arm("softmax_topk", "multi", "as is", "none"),
+    Arm("sampled_topk", "multi", "as is", "ends"),
 )
 
 
@@ -146,7 +162,7 @@ def grid() -> list[dict]:
         for name, task in TASKS.items()
         for k in TOP_K
         for seed in SEEDS
-        if not (name == "manual pages" and arm[2] == "matched")
+        if not (name == "manual pages" and arm.output == "matched")
     ]
     mlp = TASKS["gaussians"]
     rows += [_key("gaussians", ARMS[0], k, s, mlp.rate * k / 5, mlp.steps) for k in TOP_K if k < 5 for s in SEEDS]
@@ -158,9 +174,8 @@ def stream(seed: int, purpose: int) -> int:
     return 1_000_000 + 10 * seed + purpose
 
 
-def _key(task: str, arm: tuple[str, str, str, str], k: int, seed: int, rate: float, steps: int) -> dict:
-    named = dict(zip(("rule", "heads", "output", "measured"), arm, strict=True))
-    return dict(task=task, **named, k=k, seed=seed, rate=round(rate, 6), steps=steps)
+def _key(task: str, arm: Arm, k: int, seed: int, rate: float, steps: int) -> dict:
+    return dict(task=task, **arm._asdict(), k=k, seed=seed, rate=round(rate, 6), steps=steps)
 
 
 def smoke(rows: list[dict]) -> list[dict]:

@@ -100,7 +100,7 @@ def to_logits(experts: Experts, sent: Dispatch, pi, pull: Float[Tensor, " n"], b
     return to_h.add_(to_balance) if balance else to_h
 
 
-def speed(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tensor, "M 1 1"]:
+def gradient_norm(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tensor, "M 1 1"]:
     """What normalized descent divides an expert's gradient by (Eq. 3.4); infinity for a zero gradient."""
     parts = (to_W[:, :, :-1], to_W[:, :, -1:]) if variant.biases else (to_W,)
     norm = sum(torch.linalg.vector_norm(part, dim=(1, 2)) for part in parts)
@@ -213,7 +213,7 @@ def train_patch_moe(
             least = min(least, loss.item())
             if not stop:
                 theta -= eta_r * to_theta
-                W -= eta * (to_W / speed(to_W, how) if normalized else to_W)
+                W -= eta * (to_W / gradient_norm(to_W, how) if normalized else to_W)
             if stop or t == steps or t % record_every == 0:
                 entry = {"step": t, "loss": loss.item(), **evaluate(held_out, theta, W, seed, t, how)}
                 history.append({**entry, **(measure({"theta": theta, "W": W}) if measure else {})})
