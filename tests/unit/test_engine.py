@@ -10,7 +10,7 @@ from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import NOISE, PatchTask
 from moe_theory.training import train_patch_moe
 from moe_theory.training.algorithm1 import step
-from moe_theory.training.engine import gradients, output_signs, gradient_norm
+from moe_theory.training.engine import gradient_norm, gradients, output_signs
 from moe_theory.training.grouped import Experts, dispatch
 from moe_theory.training.parts import take_apart
 from moe_theory.training.variants import VARIANTS
