@@ -94,7 +94,7 @@ def test_a_logit_that_is_no_number_is_refused():
         dispatch(torch.tensor([[1.0, torch.nan, 0], [1, 2, 3]]))
 
 
-def test_speed_of_the_two_variants():
+def test_gradient_norm_of_the_two_variants():
     to_W = torch.randn(3, 4, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
     to_W[1] = 0
     written, released = (gradient_norm(to_W, VARIANTS[v]).flatten() for v in ("as written", "released"))
