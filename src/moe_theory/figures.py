@@ -99,6 +99,16 @@ def plain_ticks(axis, values) -> None:
     axis.set_minor_formatter("")
 
 
+def few_ticks(axis, values) -> None:
+    """At most four plain ticks on a logarithmic axis, within the range of positive `values`, from 1e-5 to 5e3."""
+    low, high = np.min(values), np.max(values)
+    for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        ticks = [d * 10.0**p for p in range(-5, 4) for d in digits if low <= d * 10.0**p <= high]
+        if len(ticks) <= 4:
+            break
+    plain_ticks(axis, ticks)
+
+
 def _caption(text: str) -> str:
     """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
     return f'<figcaption class="mathjax_process">{formulas(text)}</figcaption>'

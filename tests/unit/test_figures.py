@@ -143,6 +143,17 @@ def test_plain_ticks_are_the_values_and_no_others(shown):
     assert not any(t.get_text() for t in ax.get_xticklabels(minor=True))
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"), [([1, 4], [1, 2, 3]), ([0.9, 60], [1, 3, 10, 30]), ([0.5, 2000], [1, 10, 100, 1000])]
+)
+def test_few_ticks_are_at_most_four_within_the_values(values, ticks):
+    fig, ax = plt.subplots()
+    ax.loglog(values, values)
+    figures.few_ticks(ax.xaxis, values)
+    assert ax.get_xticks().tolist() == ticks
+    plt.close(fig)
+
+
 def test_a_table_rounds_escapes_and_has_a_caption(shown):
     figures.table(pd.DataFrame({"<a>": [1.23456, np.nan], "n": [3, 4]}, index=["x & y", "z"]), "Of $x$.", digits=3)
     (html,) = shown
