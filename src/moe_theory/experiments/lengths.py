@@ -33,7 +33,7 @@ def smoke(rows: list[dict]) -> list[dict]:
 
 
 def row(key: dict) -> dict:
-    """`length` is |s_1| of the fit, moved so that s_3 is the true one: nothing else tells the three s apart from a shift.
+    """`length` is |s_1| of the fit, moved so that s_3 is the true one: f sees the s_i up to a common shift.
 
     `largest` is that of the fit's own |s_i|; `converged` is what `least_squares` says of the fit.
     """
