@@ -69,8 +69,13 @@ class Mutant:
         Of the cells their syntax counts, not their layout.
         """
         change = (self.claim, self.place, self.old, self.new, self.do)
-        cells = [ast.unparse(ast.parse(cell)) for cell in cells_for(self.claim, self.chapter) if cell]
+        cells = [_syntax(cell) for cell in cells_for(self.claim, self.chapter) if cell]
         return hashlib.sha256(json.dumps([change, cells]).encode()).hexdigest()[:16]
+
+
+@cache
+def _syntax(cell: str) -> str:
+    return ast.unparse(ast.parse(cell))
 
 
 @cache

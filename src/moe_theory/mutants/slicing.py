@@ -7,25 +7,43 @@ card costs, and only the card and what it rests on can refuse it.
 
 import ast
 from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
 
 SCOPES = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
 
 
 def needed(cells: list[str], card: int) -> list[int]:
     """Indices of the cells that the card in cell `card` depends on, itself included, in order."""
-    trees = [ast.parse(source) for source in cells[: card + 1]]
-    flows, bodies = [_Flow(tree) for tree in trees], {}
-    for tree in trees:
-        for name, names in _bodies(tree):
+    facts, bodies = [_facts(source) for source in cells[: card + 1]], {}
+    for cell in facts:
+        for name, names in cell.bodies:
             bodies[name] = bodies.get(name, set()) | names
-    modules = {name for tree in trees for node in ast.walk(tree) for name in _imported(node)}
-    found, wanted = [card], _closure(flows[card].read, bodies)
+    modules = {name for cell in facts for name in cell.imported}
+    found, wanted = [card], _closure(facts[card].flow.read, bodies)
     for index in range(card - 1, -1, -1):
-        flow = flows[index]
-        if wanted & (flow.bound | _changed(trees[index]) - modules) or _sets(trees[index], modules):
+        tree, flow = facts[index].tree, facts[index].flow
+        if wanted & (flow.bound | facts[index].changed - modules) or _sets(tree, modules):
             found.append(index)
             wanted = (wanted - flow.replaced) | _closure(flow.read, bodies)
     return found[::-1]
+
+
+class _Facts(NamedTuple):
+    """What is known of a cell by itself."""
+
+    tree: ast.Module
+    flow: "_Flow"
+    bodies: list[tuple[str, set[str]]]
+    changed: set[str]
+    imported: set[str]
+
+
+@cache
+def _facts(source: str) -> _Facts:
+    tree = ast.parse(source)
+    imported = {name for node in ast.walk(tree) for name in _imported(node)}
+    return _Facts(tree, _Flow(tree), list(_bodies(tree)), _changed(tree), imported)
 
 
 class _Flow(ast.NodeVisitor):
