@@ -49,6 +49,7 @@ def test_the_page_shows_every_name_once():
         assert page.count(f"### `mt.{name}`\n") == 1
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_runs():
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

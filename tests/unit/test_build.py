@@ -1,5 +1,6 @@
 """What makes a chapter run again: its own claims, experiments, rows and the modules it reaches, and nothing else."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -130,13 +131,16 @@ def test_a_chapter_runs_again_if_and_only_if_an_input_changes(book, edit, again)
     assert (build.fingerprint(book[0]) != before) == again
 
 
-def test_every_entry_makes_an_experiment_and_every_chapter_reaches_its_own():
+def test_every_entry_makes_an_experiment_and_every_chapter_reaches_its_own(monkeypatch):
+    for name in ("_code", "_exports", "_files_of", "_imported"):  # no file is read twice
+        monkeypatch.setattr(build, name, functools.cache(getattr(build, name)))
     assert list(EXPERIMENTS) == list(ENTRIES) and {e.name for e in EXPERIMENTS.values()} == set(ENTRIES)
     for chapter in build.chapters():
         reached = {path.stem for path in build.dependencies(chapter) if path.parent.name == "experiments"}
         assert reached >= {entry["module"] for entry in build.experimented(chapter).values()}
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_until_an_experiment_is_asked_for():
     code = (
         "import sys; from moe_theory import experiments; list(experiments.EXPERIMENTS);"

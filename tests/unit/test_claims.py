@@ -88,26 +88,21 @@ def test_evidence_that_cannot_fail_is_refused():
         claims.check("chen-lem-5.1", "sharpened", {"M": 8})
 
 
-def notebook(path, *calls):
-    """An executed notebook with one cell for each call."""
-    cells = [nbformat.v4.new_code_cell("from moe_theory import claims\nfrom moe_theory.claims import Compared")]
-    cells += [nbformat.v4.new_code_cell(f"claims.check({c})") for c in calls]
-    nb = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(nb, kernel_name="python3").execute()
-    nbformat.write(nb, path)
-    return path
-
-
 SHARPENED = "'chen-lem-5.1', 'sharpened', {'ratio': Compared(1.9, '<=', 2)}, 'note'"
 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
+    """Two executed notebooks of one card each; one kernel ran the cells of both."""
+    calls = {"03_a": SHARPENED, "04_b": "'chen-rem-c.2', 'holds', {'x': Compared(1, '==', 1)}"}
+    setup = nbformat.v4.new_code_cell("from moe_theory import claims\nfrom moe_theory.claims import Compared")
+    cards = [nbformat.v4.new_code_cell(f"claims.check({call})") for call in calls.values()]
+    NotebookClient(nbformat.v4.new_notebook(cells=[setup, *cards]), kernel_name="python3").execute()
     folder = tmp_path_factory.mktemp("notebooks")
-    return [
-        notebook(folder / "03_a.ipynb", SHARPENED),
-        notebook(folder / "04_b.ipynb", "'chen-rem-c.2', 'holds', {'x': Compared(1, '==', 1)}"),
-    ]
+    paths = [folder / f"{name}.ipynb" for name in calls]
+    for path, card in zip(paths, cards, strict=True):
+        nbformat.write(nbformat.v4.new_notebook(cells=[setup, card]), path)
+    return paths
 
 
 def test_the_ledger_holds_every_claim_and_what_the_cards_say(executed, tmp_path):

@@ -121,7 +121,20 @@ def test_command_line(tiny, capsys, monkeypatch):
     assert "error: jobs: expected an integer >= 1, got 0" in capsys.readouterr().err
 
 
-SLOW = {"voronoi_starts", "voronoi_lse", "sparse_training"}
+SLOW = {  # smoke profiles of more than about a second
+    "exploration",
+    "exponents",
+    "moe_balanced",
+    "moe_control",
+    "moe_descent",
+    "moe_longer",
+    "moe_same_start",
+    "moe_tables",
+    "outcome",
+    "sparse_training",
+    "voronoi_lse",
+    "voronoi_starts",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])

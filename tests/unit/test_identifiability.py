@@ -243,6 +243,7 @@ def test_relu_across_is_seen_at_order_three_halves():
         assert abs(float(difference.square().mean().sqrt()) / ((0.5 / 6) ** 0.5 * size**1.5) - 1) < 1e-3
 
 
+@pytest.mark.slow
 def test_the_square_of_the_bump_against_its_law_and_random_inputs():
     G, e, x = draw_measure(2, 3, 0), normal(1, 4), uniform_inputs(200_000, 3, 2)
     G.eta[0, 3] = 0.1

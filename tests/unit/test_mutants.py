@@ -77,6 +77,7 @@ def test_mutants_are_refused_or_survive_and_the_tree_stays(small, capsys):
     assert "cell: refused, stored as survived" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_chapter_that_does_not_pass_unchanged_is_named(small, tmp_path, capsys):
     path = tmp_path / "99_small.ipynb"
     path.write_text(path.read_text().replace('\\"<\\", 0.4', '\\"<\\", 0.3'))
@@ -158,6 +159,7 @@ def test_every_settled_claim_has_a_quantitative_and_a_structural_mutant():
     assert lacking() == {}
 
 
+@pytest.mark.slow
 def test_every_mutant_was_run_as_it_stands():
     known = outcomes()
     for m in mutants():

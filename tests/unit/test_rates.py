@@ -66,6 +66,7 @@ def test_a_shift_of_all_weights_is_undone():
     assert torch.allclose(rates.normalized(G.with_(beta0=G.beta0 + 3), G).beta0, G.beta0)
 
 
+@pytest.mark.slow
 def test_a_split_along_a_homogeneous_expert_is_never_noticed_and_one_across_is():
     key = dict(router="perturbed", expert="relu", gap=0.2)
     along, across = (overfit.contact_row({**key, "split": split})["distance"] for split in ("along", "across"))

@@ -117,7 +117,7 @@ def test_no_smaller_beta_serves_where_the_witness_runs():
         assert w[1] == 0 and abs(w[0]) < 0.4 - 1.3 / loss.curvature  # strictly inside
         near = torch.stack([w[0], w[1] + off])
         losses = [lambda v, i=i: loss.value(x[0, i] @ v, y[0, i]) for i in range(3)]
-        curved = [torch.func.hessian(of_one)(near) for of_one in losses]
+        curved = [torch.autograd.functional.hessian(of_one, near) for of_one in losses]
         assert torch.allclose(curved[2], torch.diag(torch.tensor([0.0, loss.curvature], dtype=torch.float64)))
         assert not curved[0].any() and not curved[1].any()  # without the third example the smallest beta would be 0
 
