@@ -159,7 +159,6 @@ def test_every_settled_claim_has_a_quantitative_and_a_structural_mutant():
     assert lacking() == {}
 
 
-@pytest.mark.slow
 def test_every_mutant_was_run_as_it_stands():
     known = outcomes()
     for m in mutants():

@@ -106,7 +106,6 @@ def test_figures_have_captions_and_alternative_texts(path):
             assert "<" not in formula, f"a browser takes this for a tag: {formula}"
 
 
-@pytest.mark.slow
 def test_the_committed_ledger_is_current():
     claims.verify_ledger(CHAPTERS, outcomes_by_claim(), ROOT / "book" / "ledger.json")
 
