@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from moe_theory.measure import dispatch_counts, dispatch_entropy
 from moe_theory.measure.scaling import Exponent, by_size, fit_exponent
 from moe_theory.tasks.patches import PatchTask
-from moe_theory.theory.concentration import mean_and_spread, signal_sums
+from moe_theory.theory.concentration import largest_of_noise, mean_and_spread, signal_sums
 
 pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=60)
 
@@ -74,6 +74,36 @@ def test_exact_means_and_spreads_of_the_sums():
         error = spread / repeats**0.5
         assert (drawn.mean(0) - mean).abs().max() < 5 * error, name
         assert (drawn.std(0) / spread - 1).abs().max() < 5 / (2 * repeats) ** 0.5, name
+
+
+@pytest.mark.parametrize("d", [16, 50, 400])
+def test_mean_largest_of_noise_of_two_patches_in_closed_form(d):
+    """Of two half-normals the larger has mean 2/sqrt(pi); |<xi, xi'>| is a length times a half-normal, over d."""
+    signal, pair, norm = largest_of_noise(d, patches=2, signals=1)
+    assert signal == pytest.approx(2 / math.sqrt(math.pi * d), rel=1e-4)
+    length = math.sqrt(2) * math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2))
+    assert pair == pytest.approx(math.sqrt(2 / math.pi) * length / d, rel=1e-3)
+    off = np.abs(np.random.default_rng(0).chisquare(d, (200_000, 2)) / d - 1).max(1)
+    assert norm == pytest.approx(off.mean(), abs=5 * off.std() / 200_000**0.5)
+
+
+def test_mean_largest_of_noise_among_sampled_patches():
+    task, repeats = PatchTask(K=3, P=23, d=32), 400
+    signals = torch.cat([task.v, task.c])
+    drawn = [task.sample(1, r, torch.float64) for r in range(repeats)]
+    xi = torch.stack([batch.x[0][batch.role[0] >= 3] for batch in drawn])
+    gram = xi @ xi.mT
+    norms = gram.diagonal(dim1=1, dim2=2)
+    found = (xi @ signals.T, gram - torch.diag_embed(norms), norms - 1)
+    for mean, values in zip(largest_of_noise(32, patches=20, signals=6), found, strict=True):
+        largest = values.abs().flatten(1).amax(1)
+        assert float(largest.mean()) == pytest.approx(mean, abs=5 * float(largest.std()) / repeats**0.5)
+
+
+@pytest.mark.parametrize("name, value", [("d", 15), ("patches", 1), ("signals", 0)])
+def test_bad_counts_of_noise_patches_are_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        largest_of_noise(**{"d": 32, "patches": 20, "signals": 6, name: value})
 
 
 def test_rows_become_an_array_of_sizes_and_repetitions():

@@ -1,10 +1,17 @@
-"""Sums over a sample of the patch task and their exact spread (Chen et al. 2022, Lemma D.1)."""
+"""How far a sample of the patch task is from its means (Chen et al. 2022, Lemmas D.1 and D.2).
+
+Sums over a sample and their exact spread; the largest inner products among noise patches.
+"""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
+from moe_theory import _validate as check
 from moe_theory.tasks.patches import Coefficients, PatchTask
 
 
@@ -64,3 +71,37 @@ def mean_and_spread(task: PatchTask, n: int) -> dict[str, tuple[float, float]]:
         r"$\epsilon \gamma$, $y \epsilon = -1$": signed(task.gamma, 1, pairs),
         r"$\beta$": unsigned(task.beta, 1),
     }
+
+
+def largest_of_noise(d: int, patches: int, signals: int) -> tuple[float, float, float]:
+    """Mean of the largest of each quantity of Lemma D.2 among noise patches xi ~ N(0, I/d), that is sigma_p = 1.
+
+    In this order: |<v, xi>| over patches and orthonormal signals v, |<xi, xi'>| over pairs of patches, as if the
+    pairs were independent, and | ||xi||^2 - 1 | over patches. The largest of N independent draws with distribution
+    function G on the positive numbers has the mean `int_0^oo (1 - G(t)^N) dt`.
+
+    Args:
+        d: dimension, at least 16, which leaves nothing to integrate beyond t = 5.
+        patches: how many, at least 2.
+        signals: how many, at least 1.
+
+    Raises:
+        ValueError: for an argument outside its range, naming it.
+    """
+    square = stats.chi2(check.integer("d", d, 16))
+    pairs = check.integer("patches", patches, 2) * (patches - 1) // 2
+    t = np.linspace(0, 5, 50_001)
+    laws = (
+        (stats.chi(1).cdf(t * d**0.5), check.integer("signals", signals, 1) * patches),
+        (_between_two(d)(t), pairs),
+        (square.cdf(d * (1 + t)) - square.cdf(d * (1 - t)), patches),
+    )
+    return tuple(float(np.trapezoid(1 - G**count, t)) for G, count in laws)
+
+
+def _between_two(d: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Distribution function of |<xi, xi'>| on [0, 5]: normal given the length of xi, averaged over 400 quantiles."""
+    lengths = np.sqrt(stats.chi2(d).ppf((np.arange(400) + 0.5) / 400) / d)
+    t = np.linspace(0, 5, 2_001)
+    G = stats.chi(1).cdf(t[:, None] * d**0.5 / lengths).mean(1)
+    return lambda x: np.interp(x, t, G)
