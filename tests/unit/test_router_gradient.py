@@ -10,18 +10,26 @@ from moe_theory.models.routers import (
     gumbel,
     sampled_topk,
     softmax_topk,
+    topk_set,
     topk_softmax,
 )
 from moe_theory.theory import router_gradient
 from moe_theory.theory.router_gradient import (
     Ray,
+    affine_loss,
+    along_turn,
     boundary_rays,
     boundary_term,
+    circle_term,
+    disc_integral,
     kept_mass,
     logit_jacobian,
+    mean_gradient,
     plane_nodes,
     plane_risk,
+    risk_differences,
     top1_norm,
+    turned,
 )
 
 
@@ -68,6 +76,17 @@ def test_proposition_1_is_exact(Router, dtype):
             assert size == 0.0 if rule == topk_softmax else size > 1e-4
 
 
+@pytest.mark.parametrize("rule", [softmax_topk, topk_softmax])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_linear_router_is_its_own_heads(rule, k):
+    x, f, theta = draw(32, 6), draw(4, 3, 6, seed=1), draw(6, 4, seed=2).requires_grad_()
+    heads = [column.detach().clone().requires_grad_() for column in theta.mT]
+    one, many = x @ theta, torch.stack([x @ head for head in heads], 1)
+    outputs = [torch.einsum("nm,moi,ni->no", rule.gates(h, k), f, x).tanh().mean() for h in (one, many)]
+    (single,), multi = torch.autograd.grad(outputs[0], theta), torch.autograd.grad(outputs[1], heads)
+    assert (single - torch.stack(multi, 1)).abs().max() < 1e-15
+
+
 def test_zero_exactly_where_the_selected_experts_agree():
     h, f = torch.tensor([2.0, 1.0, 0.5, -1.0], dtype=torch.float64), draw(4, 3)
     f[1] = f[0]  # the two selected at k = 2
@@ -111,37 +130,17 @@ def test_kept_mass_is_the_factor_between_the_orders():
         assert bool((P < 1 - 1e-6).any()) == (k < 6)
 
 
-def plane_loss(M, order, seed):
-    W, c = draw(M, 2, seed=seed), draw(M, seed=seed + 1)
-
-    def loss(theta, x, chosen):
-        h = x @ theta.T
-        gates = torch.softmax(h if order == "all" else h.masked_fill(~chosen, -math.inf), -1) * chosen
-        return ((gates * (x @ W.T + c)).sum(-1) - x[:, 1].sin()).square()
-
-    return loss
+def plane_loss(M, rule, seed):
+    return affine_loss(draw(M, 2, seed=seed), draw(M, seed=seed + 1), rule)
 
 
-def slope(theta, k, loss, i):
-    """Difference of fourth order of the risk in entry i of theta."""
-    total = 0.0
-    for at, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
-        moved = theta.clone()
-        moved.view(-1)[i] += at * 1e-4
-        total += weight * float(plane_risk(moved, k, loss)) / 12e-4
-    return total
-
-
-@pytest.mark.parametrize("order", ["all", "selected"])
+@pytest.mark.parametrize("rule", [softmax_topk, topk_softmax])
 @pytest.mark.parametrize("M, k", [(2, 1), (4, 1), (4, 2), (3, 3)])
-def test_slope_of_the_risk_is_mean_gradient_plus_boundary_term(order, M, k):
-    theta, loss = draw(M, 2, seed=5), plane_loss(M, order, 6)
-    leaf = theta.clone().requires_grad_()
-    mean = torch.autograd.grad(plane_risk(leaf, k, loss), leaf)[0]
-    edge = boundary_term(theta, k, loss)
-    for i in range(2 * M):
-        assert abs(slope(theta, k, loss, i) - float((mean + edge).view(-1)[i])) < 1e-8
-    if k == 1 and order == "selected":
+def test_slope_of_the_risk_is_mean_gradient_plus_boundary_term(rule, M, k):
+    theta, loss = draw(M, 2, seed=5), plane_loss(M, rule, 6)
+    mean, edge = mean_gradient(theta, k, loss), boundary_term(theta, k, loss)
+    assert (risk_differences(theta, k, loss) - mean - edge).abs().max() < 1e-8
+    if k == 1 and rule == topk_softmax:
         assert (mean == 0).all()
     assert (edge == 0).all() if k == M else edge.norm() > 1e-2  # without the term, or with its sign turned, it fails
 
@@ -157,6 +156,31 @@ def test_boundary_of_two_opposed_constant_experts_in_closed_form():
     assert abs(float(plane_risk(theta, 1, loss)) - 4 * a / math.pi) < 0.02  # the target jumps within a piece
     turn = torch.tensor([-math.sin(a), math.cos(a)], dtype=torch.float64)
     assert abs(float(boundary_term(theta, 1, loss)[0] @ turn) - 4 / math.pi) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [softmax_topk, topk_softmax])
+def test_affine_loss_is_that_of_the_gates(rule):
+    theta, W, c, x = draw(4, 2), draw(4, 2, seed=1), draw(4, seed=2), draw(30, 2, seed=3)
+    h = x @ theta.T
+    direct = ((rule(h, 2) * (x @ W.T + c)).sum(-1) - x[:, 0].sin()) ** 2
+    assert (affine_loss(W, c, rule)(theta, x, topk_set(h, 2)) - direct).abs().max() < 1e-14
+
+
+def test_along_a_turn_the_slope_is_mean_gradient_plus_boundary_term():
+    theta, loss = draw(3, 2, seed=5), plane_loss(3, softmax_topk, 6)
+    assert (turned(theta, math.pi / 2) - theta @ torch.tensor([[0.0, 1], [-1, 0]]).double()).abs().max() < 1e-15
+    slope, inner, edge = along_turn(theta, 0.7, loss)
+    assert abs(slope - inner - edge) < 1e-7 and min(abs(slope), abs(inner), abs(edge)) > 1e-3
+
+
+def test_boundary_term_of_a_disc_in_closed_form():
+    """With jump(x) = <v, x> + 1 the integral over the disc is pi a (<v, center> + 1)."""
+    v, center, a = draw(2), draw(2, seed=1).requires_grad_(), torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    value = disc_integral(lambda x: x @ v + 1, center, a)
+    exact = math.pi * a * (v @ center + 1)
+    assert abs((value - exact).item()) < 1e-12
+    slope = torch.hstack(torch.autograd.grad(exact, (center, a)))
+    assert (circle_term(lambda x: x @ v + 1, center.detach(), a.detach()) - slope).abs().max() < 1e-12
 
 
 def test_rays_are_where_the_selection_changes():
@@ -175,7 +199,7 @@ def test_rays_are_where_the_selection_changes():
 
 
 def test_every_ray_counts_and_the_naming_of_its_sides_does_not(monkeypatch):
-    theta, loss = draw(3, 2, seed=5), plane_loss(3, "selected", 6)
+    theta, loss = draw(3, 2, seed=5), plane_loss(3, topk_softmax, 6)
     rays, right = boundary_rays(theta, 1), boundary_term(theta, 1, loss)
     monkeypatch.setattr(router_gradient, "boundary_rays", lambda theta, k: [Ray(a, j, i) for a, i, j in rays])
     assert (boundary_term(theta, 1, loss) - right).abs().max() < 1e-14

@@ -11,6 +11,7 @@ from moe_theory.models.routers import (
     MLPRouter,
     MultiHeadRouter,
     gumbel,
+    random_router,
     sampled_topk,
     softmax_topk,
     topk_set,
@@ -76,6 +77,17 @@ def test_heads_share_nothing_and_a_single_head_shares_its_hidden_layer():
             expected = torch.arange(len(rows)) == 1
             assert (rows == expected).all() != (shared and name.startswith("hidden")), name
     assert MultiHeadRouter(7, 4, 3, 0)(x).shape == (5, 4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "one trunk", "heads", "cosine"])
+def test_random_routers_map_inputs_to_logits(kind):
+    x = torch.randn(4, 5, generator=rng(3))
+    h = random_router(kind, 5, 3, 1)(x)
+    assert h.shape == (4, 3) and (h.std(0) > 0).all()
+    torch.testing.assert_close(h, random_router(kind, 5, 3, 1)(x))
+    assert not torch.equal(h, random_router(kind, 5, 3, 2)(x))
+    with pytest.raises(ValueError, match="kind: expected one of .*got 'none'"):
+        random_router("none", 5, 3, 1)
 
 
 def test_layers_side_by_side_are_the_layers_one_by_one():

@@ -282,6 +282,26 @@ class MultiHeadRouter(nn.Module):
         return self.logits(torch.relu(self.hidden(x)))[..., 0]
 
 
+def random_router(kind: str, d: int, experts: int, seed: int) -> nn.Module:
+    """A router with random weights that maps inputs (n, d) to logits (n, M).
+
+    Args:
+        kind: "linear" (standard normal weights), "one trunk" (`MLPRouter`), "heads" (`MultiHeadRouter`), both with
+            6 hidden units, or "cosine" (`PerturbedCosineRouter`).
+        d: dimension of an input; experts: number M of logits; seed: draws the weights.
+
+    Raises:
+        ValueError: for another kind.
+    """
+    if check.choice("kind", kind, ("linear", "one trunk", "heads", "cosine")) == "cosine":
+        return PerturbedCosineRouter(d, experts, seed=seed)
+    if kind != "linear":
+        return {"one trunk": MLPRouter, "heads": MultiHeadRouter}[kind](d, experts, 6, seed)
+    router = LinearRouter(d, experts)
+    nn.init.normal_(router.theta, generator=torch.Generator().manual_seed(seed))
+    return nn.Sequential(nn.Unflatten(1, (1, d)), router)  # an input is one patch
+
+
 def top1_noisy(h: Float[Tensor, "*batch M"], noise: Float[Tensor, "*batch M"] | None = None) -> Int[Tensor, "*batch"]:
     """`argmax_m h_m + r_m`, the switch routing of Section 3.3; without `noise` the test-time rule."""
     check.finite("h", h)

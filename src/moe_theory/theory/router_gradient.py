@@ -25,6 +25,9 @@ from moe_theory.models.routers import Rule, known, softmax_topk, topk_set
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
 
+#: What jumps at a boundary, at points of the plane.
+Jump = Callable[[Float[Tensor, "*n 2"]], Float[Tensor, "*n"]]
+
 #: Radius beyond which a standard normal in the plane is ignored; the mass left out is exp(-32).
 REACH = 8.0
 
@@ -177,3 +180,75 @@ def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
         missing[i] += speed
         missing[j] -= speed
     return missing
+
+
+def affine_loss(W: Float[Tensor, "M 2"], c: Float[Tensor, " M"], rule: Rule) -> PlaneLoss:
+    """The squared loss of M affine experts `<W_m, x> + c_m` for the target `sin(x_1)`, under the gates of a rule."""
+
+    def loss(theta, x, chosen):
+        gates = rule.shares(x @ theta.T, chosen) * chosen
+        return ((gates * (x @ W.T + c)).sum(-1) - x[:, 0].sin()).square()
+
+    return loss
+
+
+def mean_gradient(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, "M 2"]:
+    """Mean over x of the gradients in theta of the examples' losses, by autograd of `plane_risk`."""
+    theta = theta.detach().clone().requires_grad_()
+    return torch.autograd.grad(plane_risk(theta, k, loss), theta)[0]
+
+
+def risk_differences(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss, step: float = 1e-4) -> Float[Tensor, "M 2"]:
+    """The slope of `plane_risk` in every entry of theta, by central differences of fourth order."""
+    slope = torch.zeros_like(theta)
+    for i in range(theta.numel()):
+        for at, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
+            moved = theta.clone()
+            moved.view(-1)[i] += at * step
+            slope.view(-1)[i] += weight * plane_risk(moved, k, loss) / (12 * step)
+    return slope
+
+
+def turned(theta: Float[Tensor, "M 2"], angle: float) -> Float[Tensor, "M 2"]:
+    """The rows of theta, turned clockwise by the angle (radians)."""
+    c, s = math.cos(angle), math.sin(angle)
+    return theta @ torch.tensor([[c, s], [-s, c]], dtype=theta.dtype)
+
+
+def along_turn(theta: Float[Tensor, "M 2"], angle: float, loss: PlaneLoss) -> tuple[float, float, float]:
+    """Slope of the risk in the angle by which theta is turned, mean gradient and boundary term; K = 1.
+
+    The slope is a central difference of `plane_risk`; the two others are derivatives along the turn.
+    """
+    now, direction = turned(theta, angle), turned(theta, angle + math.pi / 2)
+    ahead, back = (float(plane_risk(turned(theta, angle + e), 1, loss)) for e in (1e-5, -1e-5))
+    parts = mean_gradient(now, 1, loss), boundary_term(now, 1, loss)
+    return (ahead - back) / 2e-5, *(float((part * direction).sum()) for part in parts)
+
+
+def _circle(n: int = 64) -> Float[Tensor, "n 2"]:
+    """n equally spaced points of the unit circle (float64), for the trapezoidal rule."""
+    angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+    return torch.stack([angle.cos(), angle.sin()], -1)
+
+
+def disc_integral(jump: Jump, center: Float[Tensor, " 2"], a: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """`int jump(x) dx` over the disc `|x - center|^2 < a`; the nodes move with it, so that autograd sees its edge.
+
+    For two experts with losses l_1, l_2 and logits `h = (a - |x - center|^2, 0)`, and `jump = (l_1 - l_2) p`, it is
+    the risk at K = 1, gates 1 and 0, less that of the second expert alone.
+    """
+    e = _circle()
+    z, w = (torch.from_numpy(t)[:, None] for t in np.polynomial.legendre.leggauss(RADII))
+    r = (z + 1) / 2
+    return a * (w * r * jump(center + a.sqrt() * r[..., None] * e)).sum() * math.pi / len(e)
+
+
+def circle_term(jump: Jump, center: Float[Tensor, " 2"], a: Float[Tensor, ""]) -> Float[Tensor, " 3"]:
+    """The boundary term in (center, a) of the same router: `int jump du / |grad_x u| dS` over the circle.
+
+    Here `u = a - |x - center|^2`, so `du = (2 (x - center), 1)` and `|grad_x u| = 2 sqrt(a)`.
+    """
+    e, radius = _circle(), a.sqrt()
+    du = torch.cat([2 * radius * e, torch.ones(len(e), 1, dtype=e.dtype)], 1)
+    return (jump(center + radius * e)[:, None] * du / (2 * radius)).sum(0) * radius * 2 * math.pi / len(e)
