@@ -2,7 +2,7 @@
 
 function filterLedger(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
-  const words = new Map(rows.map((row) => [row, row.innerText.toLowerCase()]));
+  const words = new Map(rows.map((row) => [row, `${row.innerText}\n${row.dataset.places ?? ""}`.toLowerCase()]));
   const show = () => {
     const shown = rows.filter((row) => fields.every(({ name, value }) =>
       !value || (name === "text" ? words.get(row).includes(value.toLowerCase()) : row.dataset[name] === value)));

@@ -41,9 +41,12 @@ PAPERS = {
     "chen2022": "Chen et al. (2022)",
     "dikkala2023": "Dikkala et al. (2023)",
     "smooth2025": "Smoothness bridges sparsity and stability (2025)",
-    "nguyen2025": "Perturbing the cosine router (2025)",
+    "nguyen2025": "Nguyen et al. (2025)",
     "book": "This book",
 }
+
+#: Fields of a claim that only pages and tests read: no card depends on them, nor anything that a chapter computes.
+FOR_PAGES = ("kind", "chapter", "box")
 
 #: What a table or figure says of its criterion: when it was set.
 CRITERION_SET = ("before the rows", "after the rows were seen")
