@@ -21,6 +21,7 @@ from pathlib import Path
 import api
 import nbformat
 import pages
+import yaml
 
 from moe_theory import claims
 from moe_theory.experiments.registry import ENTRIES
@@ -79,7 +80,7 @@ def _code(notebook: Path) -> str:
 
 
 def claimed(notebook: Path) -> list[dict]:
-    """What a chapter can see of the claims it names: other claims, and what only pages show, do not make it run again."""
+    """What a chapter can see of the claims it names; other claims, or their boxes, do not make it run again."""
     code = _code(notebook)
     named = (row for claim, row in claims.registry().items() if f'"{claim}"' in code)
     return [{field: value for field, value in row.items() if field not in claims.FOR_PAGES} for row in named]
@@ -203,6 +204,8 @@ def stage(source: Path, config: str) -> dict:
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    generated["_citations.md"] = pages.citations(citation, yaml.safe_load(config)["copyright"])
     wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
     if source.exists():
         for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:

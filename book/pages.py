@@ -130,10 +130,13 @@ def derived(claim: str, known: Mapping[str, Box], here: str = "") -> list[str]:
     return [f"{word}: {', '.join(links)}" for word, links in (("Stated in", stated), (how, proved)) if links]
 
 
+BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
+
+
 @cache
 def addresses() -> dict[str, str]:
     """The public pages of the papers that have one."""
-    entries = parse_file(Path(__file__).with_name("references.bib")).entries
+    entries = parse_file(BIBLIOGRAPHY).entries
     return {key: entries[key].fields["url"] for key in PAPERS if key in entries and "url" in entries[key].fields}
 
 
@@ -270,7 +273,8 @@ def _erratum(row: dict, known: Mapping[str, Box]) -> str:
     return (
         f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
         f"<code>{row['id']}</code> {_paper(row['paper'])}, {typeset(row['where'])} ({places})</p>"
-        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{boxed}{_evidence(row['evidence'])}</div>\n"
+        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{boxed}"
+        f"{_evidence(row['evidence'])}</div>\n"
     )
 
 
@@ -298,6 +302,26 @@ def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
         "ledger.md": ledger_page(ledger, known),
         "errata.md": errata_page(ledger, known),
     }
+
+
+# --- how to cite --------------------------------------------------------------------------------
+
+
+def citations(citation: dict, year: str) -> str:
+    """BibTeX entries of the book, from its CITATION.cff and the year, and of the papers, as in references.bib."""
+    fields = {
+        "author": " and ".join(f"{{{author['name']}}}" for author in citation["authors"]),
+        "title": f"{{{citation['title']}}}",
+        "version": citation["version"],
+        "year": year,
+    }
+    lines = ",\n".join(f"  {field:7} = {{{value}}}" for field, value in fields.items())
+    written = BIBLIOGRAPHY.read_text(encoding="utf-8")
+    papers = [
+        re.search(rf"^@\w+{{{key},.*?^}}", written, re.MULTILINE | re.DOTALL)[0] for key in PAPERS if key != "book"
+    ]
+    entries = "\n\n".join([f"@{citation['type']}{{moe_theory,\n{lines}\n}}", *papers])
+    return f"```bibtex\n{entries}\n```\n"
 
 
 # --- chapters -----------------------------------------------------------------------------------

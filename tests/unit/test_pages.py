@@ -6,6 +6,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
+from pybtex.database import parse_file, parse_string
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
 import build
@@ -91,3 +93,15 @@ def test_each_place_in_a_paper_has_its_full_name(claim):
         assert re.match(PLACE, place) or place in ("third item", "first display"), where
     assert not re.search(r"\w\d-\w*\d|s \d|\d and \d", where), where
     assert len(pages.members(where)) >= 2 * (" to " in where)
+
+
+def test_bibtex_of_the_book_and_of_the_papers_can_be_read():
+    citation = yaml.safe_load((build.ROOT / "CITATION.cff").read_text())
+    shown = pages.citations(citation, "2026").removeprefix("```bibtex\n").removesuffix("```\n")
+    entries = parse_string(shown, "bibtex").entries
+    assert list(entries) == ["moe_theory", *(key for key in claims.PAPERS if key != "book")]
+    book = entries.pop("moe_theory")
+    assert (book.fields["title"], book.fields["version"]) == (f"{{{citation['title']}}}", citation["version"])
+    assert str(book.persons["author"][0]) == f"{{{citation['authors'][0]['name']}}}"
+    known = parse_file(pages.BIBLIOGRAPHY).entries
+    assert all(entry == known[key] for key, entry in entries.items())
