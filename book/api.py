@@ -27,6 +27,14 @@ GROUPS = {
     "Claims": ["claims.check"],
 }
 
+INTRODUCTIONS = {
+    "Rules that select experts": "`softmax_topk`, `topk_softmax` and `sampled_topk` turn logits into gates: "
+    "`mt.topk_softmax(h, k=2)`. The networks of `moe_theory.models.sparse` take one of them as their argument `rule`: "
+    "pass the rule itself, `rule=mt.topk_softmax`. Stored rows have its name, and "
+    "`moe_theory.models.routers.RULES[name]` is the rule. `top1_noisy` is no such rule: it gives the index of one "
+    "expert and no gate.",
+}
+
 HEAD = """\
 # The package in short
 
@@ -34,13 +42,16 @@ HEAD = """\
 signatures: `Float[Tensor, 'n P d']` is a tensor of three dimensions. [Notation](notation.md) tells what the letters and
 the names of arguments mean. <a href="../_modules/index.html">All modules with their source</a>.
 
-Bad input gets a `ValueError` that names the argument, what came and what was expected.
+`pip install .` at the root of a clone of the repository installs the package. Bad input gets a `ValueError` that names
+the argument, what came and what was expected.
 
 ```python
 {example}```
 """
 
 EXAMPLE = """\
+import torch
+
 import moe_theory as mt
 
 task = mt.PatchTask(K=4, d=50)
@@ -48,8 +59,11 @@ train, test = task.sample(1_000, seed=1), task.sample(1_000, seed=2)
 (run,) = mt.train_patch_moe(train, test, steps=200)
 print(run.history[-1]["test_accuracy"], run.history[-1]["dispatch_entropy"])
 
-print(mt.route_probabilities([0.3, 0.1, 0.0], noise="gaussian"))
-print(mt.experiments.load("moe_tables").groupby("activation")["final_test"].mean())
+h = torch.tensor([0.3, 0.1, 0.0])
+print(mt.topk_softmax(h, k=2), mt.route_probabilities(h, noise="gaussian"))
+
+rows = mt.experiments.load("moe_tables")
+print(rows.groupby("activation")["final_test"].mean())
 """
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:[ ]{4}.*\n?|\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^(?P<names>\w+(?:, \w+)*): ")
@@ -109,7 +123,7 @@ def entry(name: str) -> str:
     parts = [
         f"### `mt.{name}`",
         f"```python\n{signature(f'mt.{name}', obj)}\n```",
-        markdown(getattr(obj, "about", "") or obj.__doc__),
+        *map(markdown, (obj.about, obj.__call__.__doc__) if isinstance(obj, Rule) else [obj.__doc__]),
     ]
     for method, function in _methods(obj):
         parts += [f"```python\n{signature(f'.{method}', function)}\n```", markdown(function.__doc__)]
@@ -120,5 +134,5 @@ def page() -> str:
     """The page as MyST Markdown."""
     parts = [HEAD.format(example=EXAMPLE)]
     for title, names in GROUPS.items():
-        parts += [f"## {title}", *map(entry, names)]
+        parts += [f"## {title}", *filter(None, [INTRODUCTIONS.get(title)]), *map(entry, names)]
     return "\n\n".join(parts) + "\n"

@@ -21,6 +21,7 @@ from pathlib import Path
 import api
 import nbformat
 import pages
+import yaml
 
 from moe_theory import claims
 from moe_theory.experiments.registry import ENTRIES
@@ -79,9 +80,10 @@ def _code(notebook: Path) -> str:
 
 
 def claimed(notebook: Path) -> list[dict]:
-    """The rows of the registry of claims that a chapter names: those of other chapters do not make it run again."""
+    """What a chapter can see of the claims it names; other claims, or their boxes, do not make it run again."""
     code = _code(notebook)
-    return [row for claim, row in claims.registry().items() if f'"{claim}"' in code]
+    named = (row for claim, row in claims.registry().items() if f'"{claim}"' in code)
+    return [{field: value for field, value in row.items() if field not in claims.FOR_PAGES} for row in named]
 
 
 def experimented(notebook: Path) -> dict[str, dict]:
@@ -195,12 +197,15 @@ def stage(source: Path, config: str) -> dict:
     """Lay out everything Sphinx reads, generated pages included; returns the ledger."""
     ledger = claims.collect((EXECUTED / n.name for n in chapters()), outcomes_by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
-    wanted |= {f"notebooks/{n.name}": pages.presented(EXECUTED / n.name).encode() for n in chapters()}
+    boxes = pages.boxes(EXECUTED / n.name for n in chapters())
+    wanted |= {f"notebooks/{n.name}": pages.presented(EXECUTED / n.name, boxes).encode() for n in chapters()}
     wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
-    generated = {**pages.generated(ledger), "api.md": api.page()}
+    generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    generated["_citations.md"] = pages.citations(citation, yaml.safe_load(config)["copyright"])
     wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
     if source.exists():
         for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:

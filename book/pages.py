@@ -6,6 +6,9 @@ Every number in them is the ledger's or a chapter's, but for the sentences of th
 import base64
 import io
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -15,7 +18,7 @@ from PIL import Image
 from pybtex.database import parse_file
 
 from moe_theory._html import typeset
-from moe_theory.claims import MIME, NEWS, PAPERS, VERDICTS, Card
+from moe_theory.claims import MIME, NEWS, PAPERS, VERDICTS, Card, registry
 
 #: What the front page says first: a claim, and what the book found about it.
 FINDINGS = {
@@ -62,10 +65,78 @@ def part(row: dict) -> str:
     return name
 
 
+# --- where a claim stands: in its paper, and in the book ----------------------------------------
+
+PLACE = re.compile(r"(?P<word>[A-Z]\w+\.?) (?P<outer>(?:\w+\.)?)(?P<first>\d+) to (?P=outer)(?P<last>\d+)")
+BOX = re.compile(r"^:{3,}\{prf:(?P<kind>\w+)\}.*\n(?::label: (?P<label>\S+))?", re.MULTILINE)
+
+
+def members(where: str) -> list[str]:
+    """What the ranges in a claim's `where` stand for: "Lemma E.10 to E.11" is "Lemma E.10" and "Lemma E.11"."""
+    return [
+        f"{r['word']} {r['outer']}{number}"
+        for r in PLACE.finditer(where)
+        for number in range(int(r["first"]), int(r["last"]) + 1)
+    ]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A theorem, definition or the like of the book.
+
+    Attributes:
+        name: what it is called, such as Theorem 22.2.
+        page: stem of its chapter.
+        proved: whether its proof follows it in a box.
+    """
+
+    name: str
+    page: str
+    proved: bool = False
+
+
+def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
+    """The boxes of numbered chapters by their labels, with the numbers that sphinx-proof gives them: by kind."""
+    found = {}
+    for path in chapters:
+        if not path.stem[:2].isdigit():
+            continue
+        cells = (cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+        number, label = Counter(), None
+        for box in BOX.finditer("\n".join(cells)):
+            if box["kind"] == "proof":
+                found[label] = replace(found[label], proved=True)
+                continue
+            number[box["kind"]] += 1
+            label = box["label"]
+            found[label] = Box(f"{box['kind'].capitalize()} {int(path.stem[:2])}.{number[box['kind']]}", path.stem)
+    return found
+
+
+def derived(claim: str, known: Mapping[str, Box], here: str = "") -> list[str]:
+    """Links to the boxes that state and prove what the book says of a claim, from the page `here` or one under book/.
+
+    Raises:
+        ValueError: if the claim's chapter has no box of a label that the registry names.
+    """
+    row, stated, proved = registry()[claim], [], []
+    for label in row.get("box", []):
+        box = known.get(label)
+        if not box or int(box.page[:2]) != int(row["chapter"]):
+            raise ValueError(f"claims.yml: {claim}: chapter {row['chapter']} has no box {label!r}")
+        page = "" if box.page == here else f"../notebooks/{box.page}.html"
+        (proved if box.proved else stated).append(f'<a class="claim-box" href="{page}#{label}">{box.name}</a>')
+    how = "Proved in part in" if row.get("verdict") == "trend" else "Proved in"
+    return [f"{word}: {', '.join(links)}" for word, links in (("Stated in", stated), (how, proved)) if links]
+
+
+BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
+
+
 @cache
 def addresses() -> dict[str, str]:
     """The public pages of the papers that have one."""
-    entries = parse_file(Path(__file__).with_name("references.bib")).entries
+    entries = parse_file(BIBLIOGRAPHY).entries
     return {key: entries[key].fields["url"] for key in PAPERS if key in entries and "url" in entries[key].fields}
 
 
@@ -135,16 +206,17 @@ def _mutants(row: dict) -> str:
     return f"<details{state}><summary>{refused} of {len(row['mutants'])}</summary><ul>{lines}</ul></details>"
 
 
-def _row(row: dict) -> str:
+def _row(row: dict, known: Mapping[str, Box]) -> str:
     """A claim's line in the ledger; what it can be filtered by is written on it."""
     facts = {"paper": row["paper"], "part": part(row), "verdict": row["verdict"], "kind": kind(row)}
+    facts |= {"places": ", ".join(members(row["where"]))} if members(row["where"]) else {}
     marks = "".join(f' data-{name}="{value}"' for name, value in facts.items())
     erratum = f' <a href="errata.html#erratum-{row["id"]}">erratum</a>' if row["verdict"] in NEWS else ""
     cells = (
         f"<code>{row['id']}</code> {typeset(row['says'])}",
         f"{_paper(row['paper'])}, {typeset(row['where'])}",
         _verdict(row["verdict"]) + erratum,
-        _chapter(row),
+        "<br>".join([_chapter(row), *derived(row["id"], known)]),
         _mutants(row),
     )
     return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
@@ -169,7 +241,7 @@ def _choices(ledger: dict) -> str:
     return f'<form class="ledger-filter" hidden>{selects}{text}<output aria-live="polite"></output></form>'
 
 
-def ledger_page(ledger: dict) -> str:
+def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
     """Every claim of the four papers with its verdict, open ones included."""
     head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "mutants refused"))
     return "\n".join(
@@ -182,7 +254,7 @@ def ledger_page(ledger: dict) -> str:
             'check. <a href="../ledger.json">The same as JSON.</a>\n',
             _choices(ledger),
             f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
-            *(_row(row) for row in ledger["claims"]),
+            *(_row(row, known) for row in ledger["claims"]),
             "</tbody></table>\n",
         ]
     )
@@ -194,16 +266,19 @@ def _evidence(rows: list) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _erratum(row: dict) -> str:
+def _erratum(row: dict, known: Mapping[str, Box]) -> str:
     places = f'{_chapter(row)}, <a href="ledger.html#{row["id"]}">ledger</a>'
+    lines = derived(row["id"], known)
+    boxed = f"<p>{' · '.join(lines)}</p>" if lines else ""
     return (
         f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
         f"<code>{row['id']}</code> {_paper(row['paper'])}, {typeset(row['where'])} ({places})</p>"
-        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{_evidence(row['evidence'])}</div>\n"
+        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{boxed}"
+        f"{_evidence(row['evidence'])}</div>\n"
     )
 
 
-def errata_page(ledger: dict) -> str:
+def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
     """The claims whose verdict says something their paper does not, first what changes a conclusion."""
     # Sphinx loads MathJax where it sees a formula; those in HTML it does not see, so each page's first words hold one
     out = [
@@ -215,18 +290,38 @@ def errata_page(ledger: dict) -> str:
     ]
     for verdict, heading in WEIGHED.items():
         rows = [row for row in ledger["claims"] if row["verdict"] == verdict]
-        out += [f"## {heading}\n"] * bool(rows) + list(map(_erratum, rows))
+        out += [f"## {heading}\n"] * bool(rows) + [_erratum(row, known) for row in rows]
     return "\n".join(out) + "\n"
 
 
-def generated(ledger: dict) -> dict[str, str]:
-    """File names under book/ and their text."""
+def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
+    """File names under book/ and their text, from the ledger and the boxes of the chapters."""
     return {
         "_verdicts.md": counts(ledger),
         "_findings.md": findings(ledger),
-        "ledger.md": ledger_page(ledger),
-        "errata.md": errata_page(ledger),
+        "ledger.md": ledger_page(ledger, known),
+        "errata.md": errata_page(ledger, known),
     }
+
+
+# --- how to cite --------------------------------------------------------------------------------
+
+
+def citations(citation: dict, year: str) -> str:
+    """BibTeX entries of the book, from its CITATION.cff and the year, and of the papers, as in references.bib."""
+    fields = {
+        "author": " and ".join(f"{{{author['name']}}}" for author in citation["authors"]),
+        "title": f"{{{citation['title']}}}",
+        "version": citation["version"],
+        "year": year,
+    }
+    lines = ",\n".join(f"  {field:7} = {{{value}}}" for field, value in fields.items())
+    written = BIBLIOGRAPHY.read_text(encoding="utf-8")
+    papers = [
+        re.search(rf"^@\w+{{{key},.*?^}}", written, re.MULTILINE | re.DOTALL)[0] for key in PAPERS if key != "book"
+    ]
+    entries = "\n\n".join([f"@{citation['type']}{{moe_theory,\n{lines}\n}}", *papers])
+    return f"```bibtex\n{entries}\n```\n"
 
 
 # --- chapters -----------------------------------------------------------------------------------
@@ -251,17 +346,23 @@ def _outputs(notebook: nbformat.NotebookNode):
     return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
 
 
-def _links(card: dict) -> str:
-    """What leads on from a card: its line in the ledger, its erratum, its paper."""
-    links = [f'<a href="../book/ledger.html#{card["id"]}">ledger</a>']
+def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
+    """What leads on from a card: the boxes it rests on, its line in the ledger, its erratum, its paper."""
+    links = derived(card["id"], known, here)
+    links += [f'<a href="../book/ledger.html#{card["id"]}">ledger</a>']
     links += [f'<a href="../book/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
     if card["paper"] in addresses():
         links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
-def presented(path: Path) -> str:
-    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address."""
+def presented(path: Path, known: Mapping[str, Box]) -> str:
+    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address.
+
+    Args:
+        path: the executed notebook.
+        known: the boxes of all chapters.
+    """
     notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
     chapter = f"{int(path.stem[:2])}." if path.stem[:2].isdigit() else ""
 
@@ -277,7 +378,7 @@ def presented(path: Path) -> str:
 
     for data in _outputs(notebook):
         if MIME in data:
-            data["text/html"] = Card(**data[MIME]).html(_links(data[MIME]))
+            data["text/html"] = Card(**data[MIME]).html(_links(data[MIME], known, path.stem))
         else:
             data["text/html"] = IMAGE.sub(_smaller, FIGURE.sub(numbered, data["text/html"]))
     return nbformat.writes(notebook) + "\n"

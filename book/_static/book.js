@@ -2,7 +2,10 @@
 
 function filterLedger(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
-  const words = new Map(rows.map((row) => [row, row.innerText.toLowerCase()]));
+  // Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for them.
+  const texts = (row) => [...row.cells].map((cell) =>
+    (cell.querySelector(".claim-box") ? cell.querySelector("a") : cell).innerText);
+  const words = new Map(rows.map((row) => [row, [...texts(row), row.dataset.places].join("\n").toLowerCase()]));
   const show = () => {
     const shown = rows.filter((row) => fields.every(({ name, value }) =>
       !value || (name === "text" ? words.get(row).includes(value.toLowerCase()) : row.dataset[name] === value)));

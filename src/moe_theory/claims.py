@@ -41,9 +41,12 @@ PAPERS = {
     "chen2022": "Chen et al. (2022)",
     "dikkala2023": "Dikkala et al. (2023)",
     "smooth2025": "Smoothness bridges sparsity and stability (2025)",
-    "nguyen2025": "Perturbing the cosine router (2025)",
+    "nguyen2025": "Nguyen et al. (2025)",
     "book": "This book",
 }
+
+#: Fields of a claim that only pages and tests read: no card depends on them, nor anything that a chapter computes.
+FOR_PAGES = ("kind", "chapter", "box")
 
 #: What a table or figure says of its criterion: when it was set.
 CRITERION_SET = ("before the rows", "after the rows were seen")
@@ -137,7 +140,21 @@ def _shell():
 
 
 def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str = "") -> None:
-    """Settle a claim (see `settle`) and show its card, in a notebook or as text."""
+    """Settle a claim and show its card, in a notebook or as text.
+
+    Args:
+        claim_id: an id of the registry.
+        verdict: the verdict reached; compute it from the evidence, with `stands`, rather than writing it down.
+        evidence: what was measured, by name: `Close`, `Inside`, `Ordered` or `Compared` for what could have
+            refuted the claim, or a number or string that is only shown. Names may hold $mathematics$.
+        note: what only this run can say, such as a number; the registry's own note stands before it.
+
+    Raises:
+        ValueError: for an unknown id or verdict, an id whose verdict is still open in the registry,
+            evidence without a comparison, or an id checked before in this process (running the same
+            notebook cell again is allowed).
+        AssertionError: if the verdict is not the registry's, or a comparison in the evidence is false.
+    """
     card = settle(claim_id, verdict, evidence, note)
     if _shell() is None:
         print(card)
@@ -151,20 +168,13 @@ def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: st
     """Record the verdict a chapter reached.
 
     Args:
-        claim_id: an id of the registry.
-        verdict: the verdict reached; compute it from the evidence, with `stands`, rather than writing it down.
-        evidence: what was measured, by name: `Close`, `Inside`, `Ordered` or `Compared` for what could have
-            refuted the claim, or a number or string that is only shown. Names may hold $mathematics$.
-        note: what only this run can say, such as a number; the registry's own note stands before it.
+        claim_id, verdict, evidence, note: see `check`.
 
     Returns:
         The card.
 
     Raises:
-        ValueError: for an unknown id or verdict, an id whose verdict is still open in the registry,
-            evidence without a comparison, or an id checked before in this process (running the same
-            notebook cell again is allowed).
-        AssertionError: if the verdict is not the registry's, or a comparison in the evidence is false.
+        ValueError, AssertionError: see `check`.
     """
     claims = registry()
     if claim_id not in claims:

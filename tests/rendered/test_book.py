@@ -9,6 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 from conftest import HTML, ROOT
 
+from moe_theory.claims import NEWS, registry
+
 PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p.parent.name in ("book", "notebooks"))
 CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]
 NUMBERED = [p for p in CHAPTERS if p.removeprefix("notebooks/")[0].isdigit()]  # the others settle no claim
@@ -164,6 +166,9 @@ def test_a_count_leads_to_its_claims_and_the_ledger_filters(browser):
         tab.select_option(f"select[name={name}]", "")
     tab.fill("input[name=text]", "theorem 4.1")
     assert "chen-thm-4.1" in _shown(tab) and len(_shown(tab)) < 5
+    for text, claim in (("Theorem 6", "nguyen-thm-6"), ("Table 5", "chen-tab-4"), ("lemma e.12", "chen-prop-e9")):
+        tab.fill("input[name=text]", text)
+        assert claim in _shown(tab), text
     tab.context.close()
 
 
@@ -179,7 +184,7 @@ def test_cards_ledger_errata_and_papers_lead_to_each_other():
     pages = ("book/ledger.html", "book/errata.html", *NUMBERED)
     places = {page: {tag["id"] for tag in read(page).select("[id]")} for page in pages}
     for page in pages:
-        for link in read(page).select(".claim-card a, table.ledger a, .erratum a"):
+        for link in read(page).select(":is(.claim-card, table.ledger, .erratum) a:not(.claim-box)"):
             claim = link.find_parent(id=True)["id"].removeprefix("claim-").removeprefix("erratum-")
             target, _, anchor = link["href"].partition("#")
             if link["href"].startswith("https://"):
@@ -189,6 +194,23 @@ def test_cards_ledger_errata_and_papers_lead_to_each_other():
             assert anchor.endswith(claim) and anchor in places[name], link["href"]
     cards = {f"claim-{claim}" for claim, row in rows.items() if row["verdict"] != "open"}
     assert set(rows) <= places["book/ledger.html"] and cards <= set().union(*places.values())
+
+
+def test_a_claim_calls_its_boxes_what_their_pages_call_them():
+    """On its card, in the ledger and among the errata; each link ends at the box."""
+    rows = {row["id"]: row for row in json.loads((HTML / "ledger.json").read_text())["claims"]}
+    shown = {claim: set() for claim in rows}
+    for page in ("book/ledger.html", "book/errata.html", *NUMBERED):
+        for link in read(page).select("a.claim-box"):
+            target, _, label = link["href"].partition("#")
+            place = (HTML / page).parent.joinpath(target).resolve() if target else (HTML / page).resolve()
+            box = read(place.relative_to(HTML.resolve()).as_posix()).find(id=label)
+            assert box.select_one(".caption-number").text.strip() == link.text, link["href"]
+            shown[link.find_parent(id=True)["id"].removeprefix("claim-").removeprefix("erratum-")].add(page)
+    for claim, row in rows.items():
+        places = {"book/ledger.html", f"notebooks/{row.get('notebook')}.html"}
+        places |= {"book/errata.html"} if row["verdict"] in NEWS else set()
+        assert shown[claim] == (places if "box" in registry()[claim] else set()), claim
 
 
 def test_findings_are_links_to_cards_with_their_verdicts(browser):

@@ -1,9 +1,12 @@
 """What `import moe_theory as mt` gives, and the page that shows it."""
 
 import contextlib
+import inspect
 import io
+import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 import moe_theory as mt
 from moe_theory import measure
 from moe_theory.measure.voronoi import voronoi_loss
+from moe_theory.models.routers import Rule
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
 import api
@@ -64,6 +68,17 @@ def test_signatures_are_those_of_the_source():
     assert "self" not in api.signature("LinearRouter", mt.LinearRouter)
     assert "    *,\n    experts: int = 8,\n" in api.signature("train", mt.train_patch_moe)
     assert api.signature("s", mt.experiments.recompute) == "s(name: str, **which) -> pd.DataFrame"
+
+
+@pytest.mark.parametrize("name", [name for names in api.GROUPS.values() for name in names])
+def test_the_page_says_what_every_argument_is(name):
+    obj = attrgetter(name)(mt)
+    called = obj.__call__ if isinstance(obj, Rule) else obj
+    for function in (called, *(method for _, method in api._methods(obj))):
+        section = dict(api.SECTION.findall(inspect.cleandoc(function.__doc__) + "\n")).get("Args", "")
+        said = {n for names in re.findall(r"^ {4}([\w, ]+): ", section, re.MULTILINE) for n in names.split(", ")}
+        assert said == set(inspect.signature(function).parameters) - {"self"}, function
+        assert api.markdown(function.__doc__) in api.entry(name)
 
 
 def test_docstrings_become_lists():

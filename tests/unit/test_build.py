@@ -37,7 +37,7 @@ def book(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setattr(build, "PACKAGE", package)
     monkeypatch.setattr(build, "ENTRIES", {name: dict(entry) for name, entry in ENTRY.items()})
-    registry = {"a-thm-1": {"says": "yes"}, "b-thm-1": {"says": "no"}}
+    registry = {"a-thm-1": {"says": "yes", "box": ["thm-a"]}, "b-thm-1": {"says": "no"}}
     monkeypatch.setattr(build.claims, "registry", lambda: registry)
 
     def write(name, text):
@@ -86,12 +86,12 @@ def test_names_that_a_package_gives_are_followed_to_their_modules(book, statemen
 
 def test_own_claims_and_experiments_only(book):
     chapter, _ = book
-    assert build.claimed(chapter) == [{"says": "yes"}]
+    assert build.claimed(chapter) == [{"says": "yes"}], "without what only pages show"
     assert build.experimented(chapter) == {"outcome": ENTRY["outcome"]}
 
 
-def _edit_claim(name):
-    build.claims.registry()[name]["says"] = "perhaps"
+def _edit_claim(name, field="says"):
+    build.claims.registry()[name][field] = "perhaps"
 
 
 def _edit_entry(name):
@@ -109,6 +109,7 @@ def _edit_cell(chapter, **changes):
     [
         (lambda chapter, write: _edit_claim("a-thm-1"), True),
         (lambda chapter, write: _edit_claim("b-thm-1"), False),
+        (lambda chapter, write: _edit_claim("a-thm-1", "box"), False),
         (lambda chapter, write: _edit_entry("outcome"), True),
         (lambda chapter, write: _edit_entry("contact"), False),
         (lambda chapter, write: write("experiments/stages.py", "x = 1"), True),

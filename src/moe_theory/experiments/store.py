@@ -86,6 +86,10 @@ def run(name: str, jobs: int = 1, backend: str = "loky", profile: str = "paper",
 def load(name: str, folder: Path | None = None) -> pd.DataFrame:
     """The stored paper rows of an experiment, in the order of its grid.
 
+    Args:
+        name: a key of `EXPERIMENTS`; `python -m moe_theory.experiments list` shows them.
+        folder: where the stores lie; by default those that come with the package.
+
     Raises:
         ValueError: for an unknown name, or a store that is missing, incomplete, not bit for bit the one
             that was written, or of another experiment, profile or grid.
@@ -133,6 +137,9 @@ def status(folder: Path | None = None) -> pd.DataFrame:
 
     A store that is damaged, or of another experiment, profile or grid, has `refused` for the number of
     its rows and the reason, which names the file, in place of what the experiment is about.
+
+    Args:
+        folder: where the stores lie; by default those that come with the package.
     """
     lines = []
     for e in EXPERIMENTS.values():

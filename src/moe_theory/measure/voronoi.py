@@ -23,6 +23,11 @@ def voronoi_loss(G: MixingMeasure, G_star: MixingMeasure, kind: str = "L1r", r: 
     errors of router and expert, raised to a power: r for L_1r; for L_2, 1 in cells of one atom and 2
     in cells of several; 1 for L_3. A cell that no atom falls into adds its whole weight.
 
+    Args:
+        G, G_star: the fitted measure and the true one.
+        kind: "L1r", "L2" or "L3".
+        r: the power of L_1r, at least 1; the other kinds do not read it.
+
     Raises:
         ValueError: for another kind, an r below 1, or measures over inputs of different dimension.
     """

@@ -62,7 +62,11 @@ class MixingMeasure:
         return torch.cat([self.beta1, self.eta], 1)
 
     def with_(self, **parts: Tensor) -> "MixingMeasure":
-        """The same measure with `beta0`, `beta1` or `eta` replaced."""
+        """The same measure with other parts.
+
+        Args:
+            parts: any of `beta0`, `beta1` and `eta`, by name.
+        """
         return replace(self, **parts)
 
 

@@ -22,6 +22,7 @@ class PatchMoE(nn.Module):
         activation_name: a key of `moe_theory.models.experts.ACTIVATIONS`.
         sigma_0: standard deviation of the expert weights at initialization, > 0.
         seed: draws them.
+        dtype: floating type of all weights.
 
     Attributes:
         router: a `LinearRouter`, zero at initialization.
@@ -46,7 +47,12 @@ class PatchMoE(nn.Module):
         self.W = nn.Parameter((check.positive("sigma_0", sigma_0) * W).to(dtype))
 
     def dispatched(self, x: Float[Tensor, "n P d"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """`f_{m_i}(x_i)`: each example through its own expert only."""
+        """`f_{m_i}(x_i)`: each example through its own expert only.
+
+        Args:
+            x: n examples of P patches.
+            m: the expert of each example, 0 to M - 1.
+        """
         f = x.new_zeros(len(x))
         for expert, W in enumerate(self.W):
             at = (m == expert).nonzero().squeeze(1)

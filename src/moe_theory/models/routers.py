@@ -186,6 +186,7 @@ class LinearRouter(nn.Module):
     Args:
         d: patch dimension.
         experts: number M of experts.
+        dtype: floating type of the weights.
 
     Attributes:
         theta: (d, M), zero at initialization (Algorithm 1, line 2).
@@ -198,7 +199,11 @@ class LinearRouter(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
-        """The noiseless logits h of n examples."""
+        """The noiseless logits h of n examples.
+
+        Args:
+            x: n examples of P patches.
+        """
         return x.sum(1) @ self.theta
 
 
@@ -211,7 +216,9 @@ class CosineRouter(nn.Module):
         seed: draws `beta1` with standard deviation `1/sqrt(d)`; `beta0` starts at zero.
 
     Attributes:
-        router: the `Router` whose scores these are; beta1: (k, d); beta0: (k,).
+        router: the `Router` whose scores these are.
+        beta1: (k, d) router vectors.
+        beta0: (k,) biases.
     """
 
     router: Router = Cosine()
@@ -224,7 +231,14 @@ class CosineRouter(nn.Module):
         self.beta0 = nn.Parameter(torch.zeros(experts))
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch k"]:
-        """Logits of inputs; ValueError for a zero vector among inputs or embeddings."""
+        """Logits of inputs.
+
+        Args:
+            x: inputs, any number of leading dimensions.
+
+        Raises:
+            ValueError: under the cosine router, for a zero vector among inputs or router vectors.
+        """
         return self.router.scores(self.beta0, self.beta1, x)
 
 
@@ -232,7 +246,13 @@ class PerturbedCosineRouter(CosineRouter):
     """Scores `<beta1_i, x> / ((|beta1_i| + tau) (|x| + tau)) + beta0_i` (Nguyen et al. 2025, Eq. 8).
 
     Args:
-        tau: the paper's tau_1 = tau_2, > 0; the others as in `CosineRouter`.
+        d: dimension of an input.
+        experts: number k of experts.
+        tau: the paper's tau_1 = tau_2, > 0.
+        seed: draws `beta1` with standard deviation `1/sqrt(d)`; `beta0` starts at zero.
+
+    Attributes:
+        router, beta1, beta0: as in `CosineRouter`.
     """
 
     def __init__(self, d: int, experts: int, tau: float = 0.1, seed: int = 0):
@@ -265,11 +285,14 @@ class MultiHeadRouter(nn.Module):
     """A multi-headed router: M networks of one hidden layer, one for each logit, sharing nothing (smooth2025, 4.2).
 
     Args:
-        d: dimension of an input; experts: number M of heads; width: hidden units of each head.
-        seed: draws the weights as in `MLPRouter`.
+        d: dimension of an input.
+        experts: number M of heads, one for each expert.
+        width: hidden units of each head.
+        seed: draws the weights of both layers from N(0, 1/fan_in); biases start at zero.
 
     Attributes:
-        hidden: `Fan` (M, width, d); logits: `Stack` (M, 1, width).
+        hidden: `Fan` (M, width, d), the first layers of the heads.
+        logits: `Stack` (M, 1, width), the second ones.
     """
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
@@ -278,7 +301,11 @@ class MultiHeadRouter(nn.Module):
         self.hidden, self.logits = layers.Fan(d, width, experts, rng), layers.Stack(width, 1, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
-        """Logits of inputs: head m reads all of x and nothing of the other heads."""
+        """Logits of inputs: head m reads all of x and nothing of the other heads.
+
+        Args:
+            x: inputs, any number of leading dimensions.
+        """
         return self.logits(torch.relu(self.hidden(x)))[..., 0]
 
 
@@ -303,7 +330,15 @@ def random_router(kind: str, d: int, experts: int, seed: int) -> nn.Module:
 
 
 def top1_noisy(h: Float[Tensor, "*batch M"], noise: Float[Tensor, "*batch M"] | None = None) -> Int[Tensor, "*batch"]:
-    """`argmax_m h_m + r_m`, the switch routing of Section 3.3; without `noise` the test-time rule."""
+    """The selected expert, `argmax_m h_m + r_m`: switch routing of Chen et al. (2022), Section 3.3.
+
+    Args:
+        h: logits, a row of M for each input.
+        noise: r, of the shape of h, such as `torch.rand_like(h)` for Unif[0, 1]; None is the test-time rule.
+
+    Raises:
+        ValueError: for NaN or infinite logits.
+    """
     check.finite("h", h)
     return (h if noise is None else h + noise).argmax(-1)
 
@@ -342,7 +377,17 @@ class Rule:
     def __call__(
         self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
     ) -> Float[Tensor, "*batch M"]:
-        """The gates; ValueError for NaN or infinite logits, and as `gates` does."""
+        """The gates, a row for each input, 0 where an expert is not selected.
+
+        Args:
+            h: logits, a row of M for each input.
+            k: number of selected experts, 1 to M.
+            noise: for `sampled_topk` standard Gumbel noise of the shape of h, as
+                `moe_theory.models.routers.gumbel(h.shape, generator)` draws it; the other rules do not read it.
+
+        Raises:
+            ValueError: for NaN or infinite logits, a k outside 1..M, or no noise where the rule needs it.
+        """
         return self.gates(check.finite("h", h), k, noise)
 
     def gates(

@@ -132,7 +132,12 @@ class PatchTask:
         object.__setattr__(self, "c", signals[self.K :].contiguous())
 
     def coefficients(self, n: int, seed: int) -> Coefficients:
-        """Draw the coefficients of n examples (float64); `sample` with the same seed uses the same."""
+        """Draw the coefficients of n examples (float64); `sample` with the same seed uses the same.
+
+        Args:
+            n: number of examples, at least 1.
+            seed: draws them.
+        """
         return self._coefficients(check.integer("n", n, 1), stream(seed, "examples"))
 
     def sample(self, n: int, seed: int, dtype: torch.dtype = torch.float32) -> PatchBatch:

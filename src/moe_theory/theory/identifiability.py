@@ -80,7 +80,14 @@ def nullity(router: str, k: int, d: int, expert: str = "tanh", tau: float = 0.1,
     the 1 is the common shift of beta_0.
 
     Args:
-        router: "linear", "cosine" or "perturbed"; tau: of those that have one; the others as there.
+        router: "linear", "cosine" or "perturbed".
+        k, d: atoms and dimension of the inputs, both at least 2.
+        expert: a key of `moe_theory.models.mixture.EXPERTS`.
+        tau: of the perturbed router, > 0; the others have none.
+        seed: draws the truth and the inputs.
+
+    Raises:
+        ValueError: for an argument outside its range, naming it.
     """
     kind = ROUTERS[check.choice("router", router, ROUTERS)]
     made = kind(**{field.name: tau for field in fields(kind) if field.name == "tau"})

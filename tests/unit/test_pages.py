@@ -1,0 +1,107 @@
+"""What pages say of where a claim stands: in its paper, and in the book."""
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from pybtex.database import parse_file, parse_string
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
+import build
+import pages
+
+from moe_theory import claims
+
+REGISTRY = claims.registry()
+BOXES = pages.boxes(build.chapters())
+DISPLAYS = {  # about displayed formulas of a lemma or its proof, which chapter 1 takes up in its text
+    "chen-lem-e1",
+    "chen-lem-e3-sign",
+    "chen-lem-e5-display",
+}
+
+
+def chapter(path, *cells):
+    """A notebook with these Markdown cells."""
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(c) for c in cells]), path)
+    return path
+
+
+def test_boxes_are_numbered_by_kind_and_know_their_proofs(tmp_path):
+    one = chapter(
+        tmp_path / "07_a.ipynb",
+        ":::{prf:theorem} Name\n:label: thm-a\nText.\n:::\n\n::::{prf:lemma}\n:label: lem-a\nText.\n::::",
+        ":::{prf:theorem}\n:label: thm-b\nText.\n:::\n\nThis is why:\n\n:::{prf:proof}\nText.\n:::",
+    )
+    other = chapter(tmp_path / "12_b.ipynb", ":::{prf:theorem}\n:label: thm-c\nText.\n:::")
+    unnumbered = chapter(tmp_path / "speed.ipynb", ":::{prf:theorem}\n:label: thm-d\nText.\n:::")
+    assert pages.boxes([one, other, unnumbered]) == {
+        "thm-a": pages.Box("Theorem 7.1", "07_a"),
+        "lem-a": pages.Box("Lemma 7.1", "07_a"),
+        "thm-b": pages.Box("Theorem 7.2", "07_a", proved=True),
+        "thm-c": pages.Box("Theorem 12.1", "12_b"),
+    }
+
+
+@pytest.mark.parametrize("claim", REGISTRY)
+def test_a_settled_theorem_names_a_box_of_its_chapter(claim):
+    row = REGISTRY[claim]
+    boxed = pages.derived(claim, BOXES)
+    if "verdict" in row and pages.kind(row) == "theorem":
+        assert bool(boxed) != (claim in DISPLAYS)
+
+
+def test_links_lead_to_the_box_from_every_page():
+    box = BOXES["cor-close"]
+    name = f'<a class="claim-box" href="{{}}#cor-close">{box.name}</a>'
+    away, near = name.format("../notebooks/03_smooth_routing.html"), name.format("")
+    assert pages.derived("chen-lem-c.3", BOXES) == [f"Proved in: {away}"]
+    assert pages.derived("chen-lem-c.3", BOXES, "03_smooth_routing") == [f"Proved in: {near}"]
+
+
+def test_what_is_only_stated_or_proved_in_part_is_not_called_proved():
+    stated, part = pages.derived("chen-prop-e9", BOXES)
+    assert stated.startswith("Stated in: ") and part.startswith("Proved in part in: ")
+    assert all(line.startswith("Stated in: ") for line in pages.derived("chen-thm-4.2", BOXES))
+
+
+@pytest.mark.parametrize("label", ["thm-none", "thm-tight"])
+def test_a_label_that_the_chapter_does_not_have_is_refused(label, monkeypatch):
+    changed = REGISTRY | {"chen-lem-c.3": REGISTRY["chen-lem-c.3"] | {"box": [label]}}
+    monkeypatch.setattr(pages, "registry", lambda: changed)
+    with pytest.raises(ValueError, match=rf"chen-lem-c.3: chapter 03 has no box '{label}'"):
+        pages.derived("chen-lem-c.3", BOXES)
+
+
+def test_ranges_are_found_by_their_members():
+    assert pages.members("Proposition E.9, Lemma E.10 to E.12") == ["Lemma E.10", "Lemma E.11", "Lemma E.12"]
+    assert pages.members("Eq. 3.1 to 3.3, Algorithm 1") == ["Eq. 3.1", "Eq. 3.2", "Eq. 3.3"]
+    assert pages.members("Theorem 5, Eq. 9 to 11, Lemma 2") == ["Eq. 9", "Eq. 10", "Eq. 11"]
+    assert pages.members("Theorem 4, Theorem 6") == []
+
+
+PLACE = r"(Proof of )?(Definition|Theorem|Lemma|Proposition|Remark|Claim|Algorithm|Table|Figure|Eq\.|Section|Appendix) "
+
+
+@pytest.mark.parametrize("claim", [c for c, row in REGISTRY.items() if row["paper"] != "book"])
+def test_each_place_in_a_paper_has_its_full_name(claim):
+    where = REGISTRY[claim]["where"]
+    for place in where.split(", "):
+        assert re.match(PLACE, place) or place in ("third item", "first display"), where
+    assert not re.search(r"\w\d-\w*\d|s \d|\d and \d", where), where
+    assert len(pages.members(where)) >= 2 * (" to " in where)
+
+
+def test_bibtex_of_the_book_and_of_the_papers_can_be_read():
+    citation = yaml.safe_load((build.ROOT / "CITATION.cff").read_text())
+    shown = pages.citations(citation, "2026").removeprefix("```bibtex\n").removesuffix("```\n")
+    entries = parse_string(shown, "bibtex").entries
+    assert list(entries) == ["moe_theory", *(key for key in claims.PAPERS if key != "book")]
+    book = entries.pop("moe_theory")
+    assert (book.fields["title"], book.fields["version"]) == (f"{{{citation['title']}}}", citation["version"])
+    assert str(book.persons["author"][0]) == f"{{{citation['authors'][0]['name']}}}"
+    known = parse_file(pages.BIBLIOGRAPHY).entries
+    assert all(entry == known[key] for key, entry in entries.items())
