@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from moe_theory.measure.dispatch import dispatch_entropy
+from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.measure.inner import expert_errors
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchBatch, PatchTask
@@ -160,6 +160,33 @@ def picture_row(key: dict) -> dict:
     return _curves(run.history, "router") | {
         "theta": [[_short(w) for w in of_expert] for of_expert in theta.T.tolist()],
         "wrong": wrong(_layer(theta, W, key["activation"]), test).nonzero().flatten().tolist(),
+    }
+
+
+def held_out(seed: int) -> PatchBatch:
+    """The test examples of the rows of `picture` with that seed."""
+    return figure_1(seed).sample(picture()[0]["n"], 2 * seed + 2)
+
+
+def routed(theta: list[list[float]], batch: PatchBatch) -> dict:
+    """What the router of a row of `picture` does with its test examples.
+
+    Args:
+        theta: the router's weights as they are stored, a list for each expert.
+        batch: of `held_out`.
+
+    Returns:
+        `m`: (n,) the expert of each example, without noise; `purity`: share of the examples whose expert is the
+        one that most of their cluster goes to; `entropy` and `signs`: entropies in nats of the cluster and of
+        the pair of signs given the expert.
+    """
+    m = (batch.x.sum(1) @ torch.tensor(theta).T).argmax(1)
+    most = dispatch_counts(batch.cluster, m).amax(1)
+    return {
+        "m": m,
+        "purity": most.sum().item() / len(m),
+        "entropy": dispatch_entropy(batch.cluster, m),
+        "signs": dispatch_entropy(sign_pair(batch), m),
     }
 
 
