@@ -199,6 +199,12 @@ def test_speed_is_read_from_where_it_is_written():
             ["prefix_test", "prefix_loss"],
         ),
         ("moe_longer", dict(setting="setting 3", seed=7), ["prefix_test", "prefix_loss"]),
+        (
+            "linear_cubic_course",
+            dict(activation="linear", input_scale=1, seed=2),
+            ["first_differ", "first_reads", "first_vote", "first_by_labels"],
+        ),
+        ("linear_cubic_picture", dict(activation="cubic", seed=6), ["first_loss", "first_router"]),
         ("moe_balanced", dict(setting="setting 2", variant="released", seed=3), ["prefix_test", "prefix_loss"]),
         (
             "moe_same_start",
