@@ -6,6 +6,7 @@ the tree. Each step is skipped when its inputs have not changed.
 
 import argparse
 import ast
+import functools
 import hashlib
 import itertools
 import json
@@ -41,7 +42,8 @@ def chapters() -> list[Path]:
 # --- what a chapter depends on ------------------------------------------------------------------
 
 
-def _imported(source: str) -> set[str]:
+@functools.cache  # of the text, so that a file that changes is read anew
+def _imported(source: str) -> frozenset[str]:
     """Names of moe_theory modules (or their members) that Python source imports; `.*` for all of a package's names."""
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -49,13 +51,18 @@ def _imported(source: str) -> set[str]:
             names |= {name for a in node.names for name in (a.name, f"{a.name}.*")}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
-    return {n for n in names if n.split(".")[0] == "moe_theory"}
+    return frozenset(n for n in names if n.split(".")[0] == "moe_theory")
 
 
 def _exports(package: Path) -> dict[str, str]:
     """The names that a package imports only when they are asked for, with their modules: its `EXPORTS`."""
     init = package / "__init__.py"
-    body = ast.parse(init.read_text(encoding="utf-8")).body if init.is_file() else []
+    return _table(init.read_text(encoding="utf-8")) if init.is_file() else {}
+
+
+@functools.cache
+def _table(source: str) -> dict[str, str]:
+    body = ast.parse(source).body
     tables = (n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "EXPORTS")
     return next(map(ast.literal_eval, tables), {})
 
@@ -198,7 +205,9 @@ def stage(source: Path, config: str) -> dict:
     ledger = claims.collect((EXECUTED / n.name for n in chapters()), outcomes_by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
     boxes = pages.boxes(EXECUTED / n.name for n in chapters())
-    wanted |= {f"notebooks/{n.name}": pages.presented(EXECUTED / n.name, boxes).encode() for n in chapters()}
+    with ProcessPoolExecutor(os.cpu_count()) as pool:  # most of the time goes into making pictures smaller
+        texts = pool.map(pages.presented, (EXECUTED / n.name for n in chapters()), itertools.repeat(boxes))
+        wanted |= {f"notebooks/{n.name}": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
