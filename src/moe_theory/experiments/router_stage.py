@@ -3,18 +3,20 @@
 Rows hold curves over training, so a shorter run of the same key gives the start of a row: `live`.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
+from moe_theory.experiments.store import recompute
 from moe_theory.measure.inner import feature_ratios, inner_products, professions
 from moe_theory.models.experts import ACTIVATIONS
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import CENTER, FEATURE_NOISE, NOISE, SETTINGS, SIGNAL, PatchBatch, PatchTask
 from moe_theory.training import train_patch_moe
 
-__all__ = ["gap", "gap_live", "gap_row", "gaps", "smoke", "watched", "watched_live", "watched_row"]
+__all__ = ["gap", "gap_live", "gap_row", "gaps", "off_start", "smoke", "watched", "watched_live", "watched_row"]
 
 EVERY = 80  # steps between two records of a watched run
 DIMENSION = 50
@@ -167,3 +169,10 @@ def _gap_curves(history: list[dict], marks: tuple[int, int]) -> dict:
 def gap_live(key: dict) -> dict:
     """The first five records of a row: the first entries of its curves."""
     return gap_row({**key, "steps": 5 * key["every"]})
+
+
+def off_start(name: str, **which) -> float:
+    """Largest difference of a row's recomputed start from the stored curves, over the largest entry of its column."""
+    stored, again = recompute(name, **which).to_dict("index").values()
+    pairs = [(np.array(stored[column][: len(now)]), np.array(now)) for column, now in again.items()]
+    return max(float(abs(then - now).max() / abs(now).max()) for then, now in pairs)
