@@ -114,7 +114,10 @@ def watched_live(key: dict) -> dict:
 
 
 def gap(weights: Float[Tensor, "M K"], k: Tensor) -> float:
-    """Of (M,) professions k: mean over clusters of the mean weight of M_k on c_k less that of all others."""
+    """Of (M,) professions k: mean over clusters of the mean weight of M_k on c_k less that of all others.
+
+    nan where all experts have one profession.
+    """
     of_cluster = [(k == q, weights[:, q]) for q in k.unique()]
     return sum(float(w[own].mean() - w[~own].mean()) for own, w in of_cluster) / len(of_cluster)
 
