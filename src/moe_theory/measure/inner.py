@@ -29,6 +29,22 @@ def inner_products(parameters: dict[str, Tensor], batch: PatchBatch) -> dict[str
     return experts | {f"router_{name}": theta.T @ u.T for name, u in signals.items()}
 
 
+def feature_ratios(products: dict[str, Float[Tensor, "M K"]]) -> dict[str, Float[Tensor, " M"]]:
+    """Of `inner_products`: does an expert hold one label signal and no center, and its router only centers?
+
+    Returns:
+        For each expert `second` and `centers`, its second label signal and its largest center over its leading
+        label signal, and `router`, the largest of its router weights on label signals over the largest on centers,
+        in absolute value.
+    """
+    v = products["expert_v"].sort(1, descending=True).values
+    return {
+        "second": v[:, 1] / v[:, 0],
+        "centers": products["expert_c"].amax(1) / v[:, 0],
+        "router": products["router_v"].abs().amax(1) / products["router_c"].abs().amax(1),
+    }
+
+
 def expert_errors(model: PatchMoE, batch: PatchBatch) -> Float[Tensor, "M K"]:
     """`P(y f_m(x) <= 0 | cluster k)`: how often each expert alone errs on each cluster of a batch."""
     wrong = torch.stack([batch.y * patch_cnn(batch.x, W, model.sigma) <= 0 for W in model.W.data]).double()

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from moe_theory.experiments.router_stage import gap, off_start, off_the_set, rounded, watched
+from moe_theory.measure.inner import feature_ratios
+from moe_theory.streams import torch_stream
+from moe_theory.tasks.patches import PatchTask
+
+
+def test_ratios_of_known_products():
+    products = {
+        "expert_v": torch.tensor([[1.0, 4, 2]]),
+        "expert_c": torch.tensor([[-3.0, 1, 0]]),
+        "router_v": torch.tensor([[0.5, -2, 0]]),
+        "router_c": torch.tensor([[1.0, -8, 3]]),
+    }
+    ratios = {name: value.tolist() for name, value in feature_ratios(products).items()}
+    assert ratios == {"second": [0.5], "centers": [0.25], "router": [0.25]}
+
+
+def test_gap_by_hand():
+    weights = torch.tensor([[3.0, 0], [1, 5], [2, 1]])
+    assert gap(weights, torch.tensor([0, 0, 1])) == pytest.approx((0 - 1.5) / 2)
+    assert gap(weights, torch.tensor([1, 1, 0])) == pytest.approx((0 + 1.5) / 2)
+
+
+@pytest.mark.parametrize("reads", ["centers", "signals"])
+def test_a_layer_on_the_invariant_set(reads):
+    task = PatchTask(seed=1)
+    test, source = task.sample(4_000, 3), torch_stream(0, "weights")
+    parameters = {
+        "W": torch.randn(8, 16, 4, generator=source) @ test.v,
+        "theta": ((test.c if reads == "centers" else test.v).T @ torch.randn(4, 8, generator=source)),
+    }
+    seen = off_the_set(parameters, task, test, "cubic")
+    assert seen["off_center"].sub(1).abs().max() < 0.06
+    assert seen["rest"] < 0.05
+    assert seen["on_centers"] == pytest.approx(float(reads == "centers") * torch.ones(8), abs=1e-5)
+    assert (seen["off_noise"] > 1.5).all() == (reads == "signals")
+
+
+def test_rounding_keeps_shape_and_digits():
+    assert rounded(torch.tensor([[1.234567, -0.000123456], [0, 100.0]]), 3) == [[1.23, -0.000123], [0.0, 100.0]]
+
+
+def test_both_kinds_of_experts_see_the_same_examples():
+    runs = watched()
+    assert [{**key, "activation": "cubic"} for key in runs[1::2]] == runs[::2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("inner_products", dict(activation="linear", seed=3)),
+        ("router_gap", dict(K=4, experts=16, seed=5)),
+        ("router_gap", dict(K=2, experts=4, seed=9)),
+    ],
+)
+def test_stored_curves_start_as_they_are_recomputed(name, which):
+    assert off_start(name, **which) < 1e-4
