@@ -22,13 +22,13 @@ book: $(READY)  ## execute the chapters whose inputs changed and render _build/h
 
 test: unit slow chapters rendered  ## all unit tests, nbval over every chapter, tests of the rendered book
 
-unit: $(READY)  ## unit tests that take seconds, with shapes checked at run time
+unit: $(READY)  ## the quick unit tests, with shapes checked at run time
 	@echo "== unit tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m "not slow"
 
-slow: $(READY)  ## the other unit tests
+slow: $(READY)  ## the other unit tests, and that every implementation that is timed takes the same step
 	@echo "== slow unit tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m slow
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit benchmarks -n auto -m slow
 
 chapters: $(READY)  ## run every chapter and compare its checked cells with the stored outputs
 	@echo "== nbval over the chapters"

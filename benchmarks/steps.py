@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import baselines
+import numpy as np
 import torch
 from torch import Tensor
 
 from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.models.moe import PatchMoE
+from moe_theory.streams import stream
 from moe_theory.tasks.patches import PatchBatch, PatchTask
 from moe_theory.training import algorithm1, engine
 from moe_theory.training.grouped import Experts
@@ -46,8 +48,9 @@ def problem(n=N, experts=M, dtype=torch.float32) -> Problem:
 
 
 def drawn_by(shape, like: Tensor):
-    """A source of routing noise of that shape."""
-    return partial(torch.rand, shape, generator=torch.Generator().manual_seed(SEED), dtype=like.dtype)
+    """A source of routing noise of that shape, from the engine's generator."""
+    rng = stream(SEED, "routing noise")
+    return lambda: torch.from_numpy(rng.random(shape, dtype=np.float32)).to(like.dtype)
 
 
 def move(theta, W, to_theta, to_W):
@@ -60,7 +63,7 @@ def engine_step(p: Problem, noise=None, sigma=CUBIC):
     """The loop body of `train_patch_moe`."""
     theta, W = p.theta(), p.W.clone()
     data = Experts(take_apart("train", p.batch, sigma), W.new_ones(J), sigma)
-    rng = torch.Generator().manual_seed(SEED)
+    rng = stream(SEED, "routing noise")
 
     @torch.no_grad()
     def step():

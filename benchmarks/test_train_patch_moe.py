@@ -23,7 +23,6 @@ from steps import STEPS, D, J, K, M, N, P
 from moe_theory.training import train_patch_moe
 
 ROUNDS = 24
-RNG = torch.Generator().manual_seed(0)
 SIZES = [(n, M) for n in (32, 1000, 2000, 4000, 8000, N, 32_000)] + [(N, m) for m in (2, 4, 16, 32, 64)]
 
 
@@ -33,6 +32,7 @@ def rounds(request):
     return ROUNDS if request.config.getoption("benchmark_enable") else 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_the_same_step(name, n=400):
     """In float64 and at equal noise, the step is the first one of `train_patch_moe` to 1e-10 of its length."""
@@ -40,23 +40,19 @@ def test_the_same_step(name, n=400):
         pytest.skip("torch.compile needs a C++ compiler")
     p = steps.problem(n, dtype=torch.float64)
     (run,) = train_patch_moe(p.batch, p.batch, steps=1, filters=J, sigma_0=steps.SIGMA_0)
-    step = STEPS[name].make(p, torch.rand(M, n, generator=RNG.manual_seed(steps.SEED), dtype=torch.float64))
+    step = STEPS[name].make(p, steps.drawn_by((M, n), p.W)())
     assert abs(step() - run.history[0]["loss"]) <= 1e-10
     for start, ours, theirs in zip((p.theta(), p.W), run.parameters.values(), step.state, strict=True):
         assert (ours - theirs).abs().max() <= 1e-10 * (ours - start).abs().max()
 
 
-def draw(*shape):
-    return torch.rand(*shape, generator=RNG)
-
-
 def product(size):
-    a, b, out = draw(size, size), draw(size, size), draw(size, size)
+    a, b, out = torch.ones(3, size, size)
     return lambda: torch.mm(a, b, out=out)
 
 
 def copy(floats):
-    a, b = draw(floats), draw(floats)
+    a, b = torch.ones(floats), torch.ones(floats)
     return lambda: b.copy_(a)
 
 
@@ -66,7 +62,7 @@ CEILINGS = {
     "copy in memory": (copy(2**24), 2 * parts.FLOAT * 2**24),
     "copy of the noise patches": (copy(N * D), 2 * parts.FLOAT * N * D),
     "copy of the logits": (copy(N * M), 2 * parts.FLOAT * N * M),
-    "draws": (lambda: draw(M, N), N * M),
+    "draws": (steps.drawn_by((M, N), torch.ones(1)), N * M),
 }
 
 
