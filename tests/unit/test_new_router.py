@@ -171,3 +171,21 @@ def test_a_rule_is_one_value():
     assert not torch.equal(one > 0, two > 0) and torch.allclose(one.sum(1), torch.ones(4))
     with pytest.raises(ValueError, match="noise: noisy_topk_softmax needs Gumbel noise"):
         rule(h, 2)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Rule):
+    """Gates that are not taken from a softmax."""
+
+    def shares(self, h, chosen):
+        return torch.sigmoid(h)
+
+
+def test_closed_forms_of_the_softmax_refuse_other_gates():
+    rule = Sigmoid("sigmoid", over_all=True)
+    h, f = torch.randn(5, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    assert torch.equal(rule(h, 2).sum(), h.topk(2).values.sigmoid().sum())
+    with pytest.raises(ValueError, match=r"rule: expected gates of a softmax, got Sigmoid.*\['shares'\]"):
+        logit_jacobian(h, f, 2, rule)
+    with pytest.raises(ValueError, match="rule: expected gates of a softmax"):
+        jump_bound(2, rule)

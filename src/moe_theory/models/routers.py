@@ -378,6 +378,14 @@ def known(rule: Rule) -> Rule:
     return rule
 
 
+def with_softmax(rule: Rule) -> Rule:
+    """A rule whose gates a closed form may take for a softmax; ValueError for one that makes them itself."""
+    own = [name for name in ("gates", "shares") if getattr(type(known(rule)), name) is not getattr(Rule, name)]
+    if own:
+        raise ValueError(f"rule: expected gates of a softmax, got {rule!r}, whose class has {own} of its own")
+    return rule
+
+
 def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard Gumbel variables, `-log E` with E standard exponential."""
     return -torch.empty(shape, dtype=dtype).exponential_(generator=generator).log()

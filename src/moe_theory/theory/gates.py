@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, known
+from moe_theory.models.routers import Rule, known, with_softmax
 
 
 def gate_range(k: int, spread: float) -> tuple[float, float]:
@@ -37,8 +37,9 @@ def jump_bound(k: int, rule: Rule) -> float:
     `topk_softmax`, `1/(k+1)` where the softmax is over all.
 
     Raises:
-        ValueError: for a rule that is none, or a k below 1.
+        ValueError: for a rule that is none or whose gates are not those of a softmax, or a k below 1.
     """
+    with_softmax(rule)
     return 1 / (check.integer("k", k, 1) + known(rule).over_all)
 
 
