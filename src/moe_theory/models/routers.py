@@ -55,7 +55,7 @@ class Router(ABC):
 
     def slope(self, beta1: Vectors) -> Float[Tensor, "*batch d d"]:
         """`s'(beta1)`, the derivative of coordinate a of s in row a."""
-        e = torch.eye(beta1.shape[-1], dtype=beta1.dtype).expand(*beta1.shape, beta1.shape[-1])
+        e = torch.eye(beta1.shape[-1], dtype=beta1.dtype, device=beta1.device).expand(*beta1.shape, beta1.shape[-1])
         return self.pull_back(beta1[..., None, :], e)
 
     def gauge(self, s: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch d d"]:
@@ -64,7 +64,7 @@ class Router(ABC):
         Every shift adds the same to all scores of an input. In a ball all are free; on a sphere, to first order,
         those orthogonal to every embedding.
         """
-        eye = torch.eye(s.shape[-1], dtype=s.dtype)
+        eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         return eye - torch.linalg.pinv(s) @ s if self.sphere else eye.expand(*s.shape[:-2], *eye.shape)
 
     def scores(

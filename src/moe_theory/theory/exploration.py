@@ -110,7 +110,7 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: i
     pace = (c * x_0)[runs]
     leader = pace.argmax()
     farthest = 1 + path / x_0[runs][leader]  # by this factor the leader alone would have come `path`
-    grown = torch.logspace(0, math.log10(farthest), steps, dtype=torch.float64)
+    grown = torch.logspace(0, math.log10(farthest), steps, dtype=torch.float64, device=x_0.device)
     elapsed = (1 - 1 / grown) / pace[leader]
     x = x_0[runs] / (1 - pace * elapsed[:, None])
     length = torch.cat([x.new_zeros(1), (x[1:] - x[:-1]).norm(dim=1).cumsum(0)])

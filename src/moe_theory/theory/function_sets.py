@@ -158,7 +158,7 @@ def count_relations(
     sigma = torch.linalg.svdvals(M / torch.where(norms > 0, norms, 1.0))
     named = [row for rows in relations(router, expert, beta1, eta, order).values() for row in rows]
     rows = [[row.get(key, 0.0) for key in found] for row in named] or [[0.0] * len(found)]
-    C = torch.tensor(rows, dtype=M.dtype)
+    C = M.new_tensor(rows)
     return Relations(
         numerical_nullity(M),
         relations_formula(router, expert, len(beta1), order),

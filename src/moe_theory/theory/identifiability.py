@@ -143,7 +143,7 @@ def admissible_shifts(
     """
     if (s.norm(dim=1) - 1).abs().max() > 1e-9:
         raise ValueError("s: expected unit vectors")
-    c = torch.randn(starts, s.shape[1], generator=torch_stream(seed, "start"), dtype=s.dtype)
+    c = torch.randn(starts, s.shape[1], generator=torch_stream(seed, "start"), dtype=s.dtype).to(s.device)
     for _ in range(STEPS):
         A = 2 * (s + c[:, None])
         c = c - (torch.linalg.pinv(A, rtol=1e-12) @ (A.square().sum(2, keepdim=True) / 4 - 1))[..., 0]
@@ -166,5 +166,5 @@ def centred_tangents(G: MixingMeasure, router: Router) -> Float[Tensor, "p m"]:
     rows = w.new_zeros(d + 1, k * (2 * d + 2))
     rows[0, :k] = w
     rows[1:, :k] = (w[:, None] * router.embedding(G.beta1)).T
-    rows[1:, k : k + k * d] = torch.einsum("j,ab->ajb", w, torch.eye(d, dtype=w.dtype)).flatten(1)
+    rows[1:, k : k + k * d] = torch.einsum("j,ab->ajb", w, torch.eye(d, dtype=w.dtype, device=w.device)).flatten(1)
     return torch.linalg.svd(rows).Vh[d + 1 :].T

@@ -52,12 +52,12 @@ def lower_bound_constant(
     """
     if sorted(i for block, _ in blocks for i in block) != list(range(J.shape[1])):
         raise ValueError(f"blocks: expected each of the {J.shape[1]} columns once")
-    M = whitened(J, torch.eye(J.shape[1], dtype=J.dtype) if basis is None else basis)
+    M = whitened(J, torch.eye(J.shape[1], dtype=J.dtype, device=J.device) if basis is None else basis)
     parts = [weight * M[block] for block, weight in blocks]
     together = float(torch.linalg.matrix_norm(torch.cat(parts), 2)) * len(parts) ** 0.5
     apart = sum(float(torch.linalg.matrix_norm(part, 2)) for part in parts)
     draws = torch.randn(STARTS, M.shape[1], generator=torch_stream(0, "start"), dtype=J.dtype)
-    y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws])
+    y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws.to(J.device)])
     for _ in range(STEPS):
         y = y / y.norm(dim=1, keepdim=True)
         y = sum(torch.nn.functional.normalize(y @ part.T) @ part for part in parts)

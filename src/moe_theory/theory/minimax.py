@@ -40,7 +40,7 @@ def split_sequence(G: MixingMeasure, n: int) -> MixingMeasure:
         n: at least 2. At 1 the first half would have a zero router vector, where the cosine is not defined.
     """
     check.integer("n", n, 2)
-    twice = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(len(G))])
+    twice = torch.tensor([0, *range(len(G))], device=G.beta0.device)
     halves = MixingMeasure(G.beta0[twice], G.beta1[twice], G.eta[twice])
     shift, factors = torch.zeros_like(halves.beta0), torch.ones_like(halves.beta0)
     shift[:2] = math.log(2)

@@ -29,7 +29,7 @@ def split(
         if j not in moves:
             beta0.append(G.beta0[j : j + 1]), beta1.append(G.beta1[j : j + 1]), eta.append(G.eta[j : j + 1])
             continue
-        beta0.append(G.beta0[j] + torch.tensor([share, 1 - share], dtype=G.beta0.dtype).log())
+        beta0.append(G.beta0[j] + G.beta0.new_tensor([share, 1 - share]).log())
         beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))
         eta.append(G.eta[j] + moves[j][:, G.d :])
     return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))

@@ -136,7 +136,7 @@ def floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, 
         jumps: lengths of the increments of F over the cells in which the selected set changes, summed.
         needed: `|f*(x) - f*(x')|` less the errors at both ends, which slope + jumps cannot fall below, up to the grid.
     """
-    share = torch.linspace(0, 1, CELLS + 1, dtype=ends.dtype)
+    share = torch.linspace(0, 1, CELLS + 1, dtype=ends.dtype, device=ends.device)
     path, shape = torch.lerp(ends[0, :, None], ends[1, :, None], share[:, None]).flatten(0, 1), (-1, CELLS + 1)
     s = terms(block, path, k)
     F, F_star = output(block, path, k).unflatten(0, shape), f_star(path).unflatten(0, shape)

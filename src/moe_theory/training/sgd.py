@@ -37,7 +37,7 @@ def stochastic_descent(
     data, rng = problems(x[None], y[None], router, expert), torch.Generator().manual_seed(seed)
     G = start
     for _ in range(epochs):
-        order = torch.randperm(len(x), generator=rng)
+        order = torch.randperm(len(x), generator=rng).to(x.device)
         for some in order[: len(x) // batch * batch].view(-1, batch):
             G = _stepped(G, data.rows(some), router, 2 * rate / batch)
     return MixingMeasure(G.beta0, G.beta1, G.eta)
