@@ -436,7 +436,7 @@ def test_separation_vanishes_where_there_is_an_exact_split():
         (lambda: nullity("dense", 3, 3), "router: expected one of"),
         (lambda: nullity("cosine", 1, 3), "k: expected an integer >= 2, got 1"),
         (lambda: nullity("cosine", 3, 1), "d: expected an integer >= 2, got 1"),
-        (lambda: nullity("perturbed", 3, 3, tau=0.0), "tau: expected a finite number > 0"),
+        (lambda: Perturbed(0.0), "tau: expected a finite number > 0"),
         (lambda: nullity("perturbed", 3, 3, "swish"), "expert: expected one of"),
         (lambda: nullity_formula("dense", 3, 3), "router: expected one of"),
         (lambda: shifted(pair()[0], real([0.9, 0]), PERTURBED), "s: the perturbed router reaches norms below 1"),

@@ -102,7 +102,9 @@ def test_the_function_of_a_mixture_and_its_jacobian(router):
 
 
 def test_its_null_directions_are_named_and_counted(router):
-    assert nullity("new", K, D) == nullity_formula("new", K, D)
+    assert (
+        nullity("new", K, D) == nullity(router, K, D) == nullity_formula("new", K, D) == nullity_formula(router, K, D)
+    )
     G, x = draw_measure(K, D, 0), uniform_inputs(300, D, 1)
     J, V = jacobian(G, x, router, "tanh"), torch.cat(list(null_vectors(G, router).values()), 1)
     assert numerical_nullity(J) == torch.linalg.matrix_rank(V) == nullity_formula("new", K, D)

@@ -85,7 +85,7 @@ def chunk(model: nn.Module) -> int:
 @functools.lru_cache(maxsize=8)
 def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "count b"], Tensor]:
     """`count` batches, and the state of the generator after them; many networks are measured on the same ones."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
     return torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]), rng.get_state()
 
 

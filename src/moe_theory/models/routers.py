@@ -180,6 +180,11 @@ class Perturbed(Router):
 ROUTERS: dict[str, type[Router]] = {"linear": Linear, "cosine": Cosine, "perturbed": Perturbed}
 
 
+def as_router(router: Router | str) -> Router:
+    """The router itself, or `ROUTERS[name]()`; ValueError for anything else."""
+    return router if isinstance(router, Router) else ROUTERS[check.choice("router", router, ROUTERS)]()
+
+
 class LinearRouter(nn.Module):
     """The gating network of Chen et al. (2022), Section 3.2: `h_m(x) = sum_p <theta_m, x_p>`.
 
@@ -218,8 +223,9 @@ class CosineRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, seed: int = 0):
         super().__init__()
-        check.integer("d", d, 1), check.integer("experts", experts, 1)
-        rng = torch.Generator().manual_seed(seed)
+        check.integer("d", d, 1)
+        check.integer("experts", experts, 1)
+        rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.beta1 = nn.Parameter(torch.randn(experts, d, generator=rng) / math.sqrt(d))
         self.beta0 = nn.Parameter(torch.zeros(experts))
 
@@ -253,7 +259,7 @@ class MLPRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.hidden, self.logits = layers.Linear(d, width, rng), layers.Linear(width, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
@@ -274,7 +280,7 @@ class MultiHeadRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.hidden, self.logits = layers.Fan(d, width, experts, rng), layers.Stack(width, 1, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:

@@ -11,7 +11,7 @@ from moe_theory import _validate as check
 
 def uniform_inputs(n: int, d: int, seed: int) -> Float[Tensor, "n d"]:
     """n inputs from Uniform([-1, 1]^d), float64."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
     return torch.rand(check.integer("n", n, 1), check.integer("d", d, 1), generator=rng, dtype=torch.float64) * 2 - 1
 
 
@@ -26,6 +26,7 @@ def sample_regression(
         noise: standard deviation, >= 0; 0.1 in E.1.
     """
     check.not_negative("noise", noise)
+    check.integer("seed", seed, 0)
     x = uniform_inputs(n, d, 2 * seed)
     rng = torch.Generator().manual_seed(2 * seed + 1)
     return x, f(x) + noise * torch.randn(n, generator=rng, dtype=x.dtype)

@@ -31,10 +31,14 @@ def stochastic_descent(
     Raises:
         ValueError: for a batch larger than the data, or a descent that left the finite numbers.
     """
-    check.integer("epochs", epochs, 1), check.positive("rate", rate)
+    check.integer("epochs", epochs, 1)
+    check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    data, rng = problems(x[None], y[None], router, expert), torch.Generator().manual_seed(seed)
+    data, rng = (
+        problems(x[None], y[None], router, expert),
+        torch.Generator().manual_seed(check.integer("seed", seed, 0)),
+    )
     G = start
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=rng).to(x.device)
