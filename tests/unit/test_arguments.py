@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from moe_theory.models.experts import PatchCNN
 from moe_theory.models.mixture import draw_measure, regression_function
+from moe_theory.models.moe import PatchMoE
 from moe_theory.models.routers import (
     CosineRouter,
     Linear,
@@ -13,7 +15,7 @@ from moe_theory.models.routers import (
     PerturbedCosineRouter,
     topk_softmax,
 )
-from moe_theory.models.sparse import SparseMLP
+from moe_theory.models.sparse import SparseBlock, SparseMLP
 from moe_theory.tasks.gaussians import GaussianClasses
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.theory.identifiability import nullity
@@ -76,3 +78,16 @@ def test_bad_routers_of_a_nullity():
 def test_bad_laws(p, q, K, name):
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         best_additive_accuracy(np.array(p), np.array(q), K)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda name: PatchMoE(4, 2, 2, name), "activation_name"),
+        (lambda name: PatchCNN(4, 2, name, 0), "activation"),
+        (lambda name: SparseBlock(4, 2, 3, topk_softmax, 1, "single", name, seed=0), "activation"),
+    ],
+)
+def test_bad_activations(make, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected one of .*, got 'swish'"):
+        make("swish")

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
-from moe_theory.models.experts import activation, patch_cnn
+from moe_theory.models.experts import ACTIVATIONS, patch_cnn
 from moe_theory.models.routers import LinearRouter, top1_noisy
 from moe_theory.streams import stream
 
@@ -40,7 +40,7 @@ class PatchMoE(nn.Module):
     ):
         super().__init__()
         self.router = LinearRouter(d, experts, dtype)
-        self.sigma = activation(activation_name)
+        self.sigma = ACTIVATIONS[check.choice("activation_name", activation_name, ACTIVATIONS)]
         shape = (experts, check.integer("filters", filters, 1), d)
         W = torch.from_numpy(stream(seed, "weights").standard_normal(shape))
         self.W = nn.Parameter((check.positive("sigma_0", sigma_0) * W).to(dtype))

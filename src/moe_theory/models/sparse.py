@@ -22,13 +22,13 @@ class Experts(nn.Module):
 
     Args:
         d: dimension of an input; experts: number M; width: hidden units; out: dimension of an output.
-        activation_name: a key of `ACTIVATIONS`; rng: draws the weights.
+        activation: a key of `ACTIVATIONS`; rng: draws the weights.
     """
 
-    def __init__(self, d: int, experts: int, width: int, out: int, activation_name: str, rng: torch.Generator):
+    def __init__(self, d: int, experts: int, width: int, out: int, activation: str, rng: torch.Generator):
         super().__init__()
         self.hidden, self.out = Fan(d, width, experts, rng), Stack(width, out, experts, rng)
-        self.sigma = ACTIVATIONS[check.choice("activation_name", activation_name, ACTIVATIONS)].value
+        self.sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)].value
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M out"]:
         """What every expert answers."""
@@ -36,26 +36,26 @@ class Experts(nn.Module):
 
 
 class SparseBlock(nn.Module):
-    """`F(x) = scale * sum_m pi_m(x) f_m(x)` with the gates of one of the three rules.
+    """`F(x) = scale * sum_m pi_m(x) f_m(x)` with the gates of a rule.
 
     Every expert is computed and those not selected get the gate 0, so that the block runs under
     `torch.func.vmap`.
 
     Args:
         d, out: dimensions of an input and an output; experts: number M.
-        rule: one of `moe_theory.models.routers.RULES`; k: experts selected for an input; heads: "single" or "multi".
-        activation_name: of the experts; seed: draws experts and router from two streams.
+        rule: a `moe_theory.models.routers.Rule`; k: experts selected for an input; heads: "single" or "multi".
+        activation: of the experts; seed: draws experts and router from two streams.
 
     Attributes:
         scale: constant factor of the output, 1 unless set.
     """
 
-    def __init__(self, d: int, experts: int, out: int, rule: Rule, k: int, heads: str, activation_name: str, seed: int):
+    def __init__(self, d: int, experts: int, out: int, rule: Rule, k: int, heads: str, activation: str, seed: int):
         super().__init__()
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
         rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0))
-        self.experts = Experts(d, experts, WIDTH, out, activation_name, rng)
+        self.experts = Experts(d, experts, WIDTH, out, activation, rng)
         self.router = HEADS[check.choice("heads", heads, HEADS)](d, experts, WIDTH, 2 * seed + 1)
         self.rule, self.k, self.scale = known(rule), k, 1.0
 
