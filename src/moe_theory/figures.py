@@ -76,7 +76,7 @@ def use_style() -> None:
     )
 
 
-def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 5.8, **kwargs):
+def panels(rows: int = 1, columns: int = 1, *, height: float = 3.4, width: float = 5.8, **kwargs):
     """`plt.subplots` in the book's style; `height` is of one row, `width` of the figure, in inches."""
     use_style()
     return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)

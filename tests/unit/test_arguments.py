@@ -85,7 +85,10 @@ def test_bad_laws(p, q, K, name):
     [
         (lambda name: PatchMoE(4, 2, 2, name), "activation_name"),
         (lambda name: PatchCNN(4, 2, name, 0), "activation"),
-        (lambda name: SparseBlock(4, 2, 3, topk_softmax, 1, "single", name, seed=0), "activation"),
+        (
+            lambda name: SparseBlock(4, 2, 3, rule=topk_softmax, k=1, heads="single", activation=name, seed=0),
+            "activation",
+        ),
     ],
 )
 def test_bad_activations(make, name):

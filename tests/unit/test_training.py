@@ -15,7 +15,7 @@ F64 = torch.float64
 def setup(name, seed=0):
     rng = torch.Generator().manual_seed(seed)
     batch = PatchTask(K=3, P=5, d=9, seed=seed).sample(80, seed, F64)
-    model = PatchMoE(9, 4, 3, name, 0.5, seed, F64)
+    model = PatchMoE(9, 4, 3, name, sigma_0=0.5, seed=seed, dtype=F64)
     model.router.theta.data.normal_(generator=rng)
     return batch, model, torch.rand(80, 4, generator=rng, dtype=F64)
 

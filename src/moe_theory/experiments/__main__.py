@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(stores.to_string(index=False))
             return int((stores["stored"] == "refused").any())
         else:
-            run(options.name, options.jobs, options.backend, options.profile)
+            run(options.name, jobs=options.jobs, backend=options.backend, profile=options.profile)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

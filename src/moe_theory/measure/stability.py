@@ -89,7 +89,7 @@ def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "coun
     return torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]), rng.get_state()
 
 
-def draw_batches(model: Routed, n: int, draws: int, batch: int, seed: int) -> Batches:
+def draw_batches(model: Routed, n: int, draws: int, batch: int, *, seed: int) -> Batches:
     """Batches without repetition within each, out of n examples, and Gumbel noise of the model's shape.
 
     Raises:
@@ -264,6 +264,7 @@ def estimate(
     x: Shaped[Tensor, "n ..."],
     y: Int[Tensor, " n"],
     rate: float,
+    *,
     draws: int = DRAWS,
     batch: int = BATCH,
     seed: int = 0,
@@ -282,7 +283,7 @@ def estimate(
             by side, or steps that lead to the same point, where L and beta are not defined.
     """
     check.positive("rate", rate)
-    plan = draw_batches(model, len(x), draws, batch, seed)
+    plan = draw_batches(model, len(x), draws, batch, seed=seed)
     parts = [_estimate(model, x, y, rate, part) for part in plan.chunks(chunk(model))]
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
@@ -312,11 +313,11 @@ def _norm(tensors: Parameters) -> Float[Tensor, " D"]:
 
 
 def estimate_loop(
-    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
+    model: Routed, x: Tensor, y: Tensor, rate: float, *, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
 ) -> Draws:
     """`estimate` as the definition reads: one draw, one example after the other, by ordinary autograd."""
     check.positive("rate", rate)
-    plan = draw_batches(model, len(x), draws, batch, seed)
+    plan = draw_batches(model, len(x), draws, batch, seed=seed)
     theta_0 = {name: p.detach() for name, p in model.named_parameters()}
     return Draws(*torch.stack([_one_draw(model, theta_0, x, y, rate, *pair) for pair in zip(*plan, strict=True)]).T)
 

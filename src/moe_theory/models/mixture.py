@@ -138,7 +138,7 @@ def slopes(scores: Float[Tensor, "*batch k"], z: Float[Tensor, "*batch k"], phi:
 
 
 def jacobian(
-    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", in_s: bool = False
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", *, in_s: bool = False
 ) -> Float[Tensor, "n p"]:
     """Derivatives of the regression function at n inputs in all its parameters, beta_0 included, see `slopes`.
 

@@ -22,6 +22,7 @@ class PatchMoE(nn.Module):
         activation_name: a key of `moe_theory.models.experts.ACTIVATIONS`.
         sigma_0: standard deviation of the expert weights at initialization, > 0.
         seed: draws them.
+        dtype: floating type of all weights.
 
     Attributes:
         router: a `LinearRouter`, zero at initialization.
@@ -34,6 +35,7 @@ class PatchMoE(nn.Module):
         experts: int = 8,
         filters: int = 16,
         activation_name: str = "cubic",
+        *,
         sigma_0: float = 0.01,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,

@@ -191,6 +191,7 @@ class LinearRouter(nn.Module):
     Args:
         d: patch dimension.
         experts: number M of experts.
+        dtype: floating type of theta.
 
     Attributes:
         theta: (d, M), zero at initialization (Algorithm 1, line 2).
@@ -221,7 +222,7 @@ class CosineRouter(nn.Module):
 
     router: Router = Cosine()
 
-    def __init__(self, d: int, experts: int, seed: int = 0):
+    def __init__(self, d: int, experts: int, *, seed: int = 0):
         super().__init__()
         check.integer("d", d, 1)
         check.integer("experts", experts, 1)
@@ -238,11 +239,11 @@ class PerturbedCosineRouter(CosineRouter):
     """Scores `<beta1_i, x> / ((|beta1_i| + tau) (|x| + tau)) + beta0_i` (Nguyen et al. 2025, Eq. 8).
 
     Args:
-        tau: the paper's tau_1 = tau_2, > 0; the others as in `CosineRouter`.
+        d, experts, seed: as in `CosineRouter`; tau: the paper's tau_1 = tau_2, > 0.
     """
 
-    def __init__(self, d: int, experts: int, tau: float = 0.1, seed: int = 0):
-        super().__init__(d, experts, seed)
+    def __init__(self, d: int, experts: int, *, tau: float = 0.1, seed: int = 0):
+        super().__init__(d, experts, seed=seed)
         self.router = Perturbed(tau)
 
 

@@ -50,7 +50,7 @@ class SparseBlock(nn.Module):
         scale: constant factor of the output, 1 unless set.
     """
 
-    def __init__(self, d: int, experts: int, out: int, rule: Rule, k: int, heads: str, activation: str, seed: int):
+    def __init__(self, d: int, experts: int, out: int, *, rule: Rule, k: int, heads: str, activation: str, seed: int):
         super().__init__()
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
@@ -94,7 +94,7 @@ class SparseMLP(SparseNetwork):
 
     def __init__(self, d: int, classes: int, experts: int, rule: Rule, k: int, heads: str, seed: int):
         super().__init__()
-        self.block = SparseBlock(d, experts, classes, rule, k, heads, "relu", seed)
+        self.block = SparseBlock(d, experts, classes, rule=rule, k=k, heads=heads, activation="relu", seed=seed)
 
     def forward(self, x: Float[Tensor, "n d"], noise: Float[Tensor, "n M"]):
         """Logits and gates (n, M)."""
@@ -113,16 +113,19 @@ class SparseCNN(SparseNetwork):
     image's windows: products of stacked matrices are faster than stacked convolutions.
 
     Args:
-        side: height and width of an image, a multiple of 4; the others as in `SparseMLP`.
+        side: height and width of an image, a multiple of 4.
+        classes, experts, rule, k, heads, seed: as in `SparseMLP`.
     """
 
-    def __init__(self, side: int, classes: int, experts: int, rule: Rule, k: int, heads: str, seed: int):
+    def __init__(self, side: int, classes: int, experts: int, *, rule: Rule, k: int, heads: str, seed: int):
         super().__init__()
         if check.integer("side", side, 4) % 4:
             raise ValueError(f"side: expected a multiple of 4, got {side}")
         rng = torch.Generator().manual_seed(2 * seed + 2**31)
         self.first, self.second = Linear(25, 8, rng), Linear(32, 8, rng)
-        self.block = SparseBlock(side * side // 2, experts, classes, rule, k, heads, "relu", seed)
+        self.block = SparseBlock(
+            side * side // 2, experts, classes, rule=rule, k=k, heads=heads, activation="relu", seed=seed
+        )
 
     def forward(self, x: Float[Tensor, "n 1 side side"], noise: Float[Tensor, "n M"]):
         """Logits and gates (n, M)."""
@@ -149,6 +152,7 @@ class SparseTransformer(SparseNetwork):
         d: int,
         classes: int,
         experts: int,
+        *,
         rule: Rule,
         k: int,
         heads: str,
@@ -159,7 +163,7 @@ class SparseTransformer(SparseNetwork):
         self.words = Words(vocabulary, d, rng)
         self.query, self.key, self.value, self.mix = (Linear(d, d, rng) for _ in range(4))
         self.classes = Linear(d, classes, rng)
-        self.block = SparseBlock(d, experts, d, rule, k, heads, "cubic", seed)
+        self.block = SparseBlock(d, experts, d, rule=rule, k=k, heads=heads, activation="cubic", seed=seed)
         angle = torch.arange(length)[:, None] / 10_000 ** (torch.arange(0, d, 2) / d)
         self.register_buffer("places", torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d])
 

@@ -32,7 +32,7 @@ class GaussianClasses:
         mean: (classes, d); scale: (classes,).
     """
 
-    def __init__(self, classes: int = 10, d: int = 128, spread: float = 0.3, seed: int = 0):
+    def __init__(self, classes: int = 10, d: int = 128, *, spread: float = 0.3, seed: int = 0):
         check.integer("classes", classes, 2)
         check.integer("d", d, 1)
         check.positive("spread", spread)

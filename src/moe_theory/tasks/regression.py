@@ -22,6 +22,7 @@ def sample_regression(
 
     Args:
         f: maps (n, d) to (n,).
+        n, d: number of inputs, and their dimension.
         seed: of inputs and noise, drawn from two streams.
         noise: standard deviation, >= 0; 0.1 in E.1.
     """

@@ -72,7 +72,7 @@ class Steps(NamedTuple):
 def two_steps(model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batch: int, seed: int) -> Steps:
     """Theta_1, Theta_2 and B3 of the draws that `estimate` makes with these arguments."""
     check.positive("rate", rate)
-    plan = draw_batches(model, len(x), draws, batch, seed)
+    plan = draw_batches(model, len(x), draws, batch, seed=seed)
     pairs = (stability.two_steps(model, x, y, rate, part) for part in plan.chunks(chunk(model)))
     vectors = [[torch.cat([p.flatten(1) for p in theta.values()], 1) for theta in pair] for pair in pairs]
     one, two = (torch.cat(parts) for parts in zip(*vectors, strict=True))
@@ -80,7 +80,7 @@ def two_steps(model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batc
 
 
 def parts_of_eps(
-    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batch: int = BATCH, seed: int = 0
+    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, *, batch: int = BATCH, seed: int = 0
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
     steps = two_steps(model, x, y, rate, draws, batch, seed)
@@ -106,7 +106,8 @@ def segment_means(model: Routed, x: Tensor, y: Tensor, steps: Steps, nodes: int 
     """What the estimates L and beta of a draw cannot exceed if no selected set and no kink changes on the way.
 
     Args:
-        x, y: the training set; steps: what `two_steps` gives; nodes: midpoints at which a segment is evaluated.
+        model, x, y: the network and its training set; steps: what `two_steps` gives.
+        nodes: midpoints at which a segment is evaluated.
     """
     way = steps.two - steps.one
     u = way / way.norm(dim=1, keepdim=True)

@@ -88,7 +88,7 @@ def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
     return y_0 * (1 + G) / (G - jump)
 
 
-def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: int = 4000) -> Float[Tensor, " N"]:
+def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps: int = 4000) -> Float[Tensor, " N"]:
     """Where the race `dx = c x^2 dtau` stands when the racers have come `path` together.
 
     Normalized descent fixes the length of an expert's path, not its time: the race has run until

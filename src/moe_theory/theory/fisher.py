@@ -22,6 +22,7 @@ def standard_errors(
     Args:
         G: the truth, as many atoms as are fitted.
         x: inputs over which J^T J is averaged, many more than parameters.
+        router, expert: of the truth and of what is fitted; expert is a key of `moe_theory.models.mixture.EXPERTS`.
 
     Raises:
         ValueError: for fewer inputs than parameters.

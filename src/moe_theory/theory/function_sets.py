@@ -41,7 +41,9 @@ def derivatives(
     """The functions of Definition 2 (order 1) or 1 (order 2) for one atom, by automatic differentiation.
 
     Args:
+        router: what s and u are.
         expert: a key of `moe_theory.models.mixture.EXPERTS`, or "constant" for `h = b`, whose eta is b alone.
+        beta1, eta: the atom; x: n inputs; order: of the derivatives, 1 or 2.
 
     Returns:
         The derivatives of H in `(beta1, eta)` by sorted tuples of coordinates: `()` is H, `(0,)` its
@@ -244,6 +246,7 @@ def separation(
     router: Router,
     expert: str,
     atoms: list[int],
+    *,
     tries: tuple[tuple[int, Tensor], ...] = (),
 ) -> Separation:
     """Condition (S) at the sample x: how small second-order parts at `atoms` can be made modulo first-order ones.
@@ -255,6 +258,7 @@ def separation(
     atoms split. It ends when the share `CLOSED` of the distance found is certified, or that distance is rounding.
 
     Args:
+        G, router, expert: the mixture; x: the sample.
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
 

@@ -59,10 +59,11 @@ def numerical_nullity(J: Float[Tensor, "n p"]) -> int:
     return singular_gap(J).nullity
 
 
-def jacobian_at_random(router: Router, k: int, d: int, expert: str = "tanh", seed: int = 0) -> Float[Tensor, "n p"]:
+def jacobian_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> Float[Tensor, "n p"]:
     """`jacobian` at a random truth and random inputs, three for each parameter.
 
     Args:
+        router: of the truth.
         k, d: atoms and dimension of the inputs, both at least 2.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
         seed: draws the truth and the inputs.
@@ -73,7 +74,7 @@ def jacobian_at_random(router: Router, k: int, d: int, expert: str = "tanh", see
     return jacobian(G, uniform_inputs(3 * k * (2 * d + 2), d, seed + 1), router, expert)
 
 
-def nullity(router: Router | str, k: int, d: int, expert: str = "tanh", seed: int = 0) -> int:
+def nullity(router: Router | str, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> int:
     """Dimension of the null space of `jacobian_at_random`.
 
     Formula: d + 1 for the linear and the perturbed router, `k + max(d - k, 0) + 1` for the cosine router;
@@ -86,7 +87,7 @@ def nullity(router: Router | str, k: int, d: int, expert: str = "tanh", seed: in
     Raises:
         ValueError: for an argument outside its range, naming it.
     """
-    return numerical_nullity(jacobian_at_random(as_router(router), k, d, expert, seed))
+    return numerical_nullity(jacobian_at_random(as_router(router), k, d, expert=expert, seed=seed))
 
 
 def nullity_formula(router: Router | str, k: int, d: int) -> int:

@@ -146,6 +146,7 @@ def set_gates(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"], gate: str) -
     """Gates of each set, zero for experts outside it.
 
     Args:
+        h: logits; members: rows with the same number of members each.
         gate: "all" for the softmax over all M (Appendix C of smooth2025), "selected" for the softmax over the set
             (its Section 4.2), "inclusion" for the softmax over all M divided by p_m (Horvitz and Thompson).
 
@@ -172,6 +173,7 @@ def pathwise_and_score(
     """The two parts of the gradient of `sum_S P(T = S; h) l(S; h)` in h, by enumeration (M at most 12).
 
     Args:
+        h: logits; k: experts drawn.
         losses: (h, members) to the losses l of the sets, shape (S,).
 
     Returns:

@@ -11,11 +11,12 @@ CELLS, LAYERS = 80, 160  # of the quadrature: along each side of the plane, and 
 
 
 def split(
-    G: MixingMeasure, moves: dict[int, Float[Tensor, "2 p"]], router: Router, share: float = 0.5
+    G: MixingMeasure, moves: dict[int, Float[Tensor, "2 p"]], router: Router, *, share: float = 0.5
 ) -> MixingMeasure:
     """The measure in which some atoms are two each: `(s_j, eta_j) + moves[j][0]` and `... + moves[j][1]`.
 
     Args:
+        G, router: the measure, and what its embeddings s are.
         moves: by atom, two displacements of `(s, eta)`, p = 2 d + 1.
         share: of the weight, for the first of the two; between 0 and 1.
 

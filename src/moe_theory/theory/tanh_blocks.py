@@ -129,7 +129,8 @@ def floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, 
     """The floor under slope and jumps of F, on a grid of each of s segments.
 
     Args:
-        ends: both ends of the segments.
+        block: a block that selects k of its experts; f_star: the function it is compared with.
+        ends: both ends of the segments; k: at least 1.
 
     Returns:
         slope: largest operator norm of dF/dz at a point of the grid, times the length.
@@ -156,6 +157,7 @@ def two_blocks(
     Of 32 experts drawn, correlated by rho, the first k are there; logits have standard deviation 0.1.
 
     Args:
+        k: experts of a block, at most 32; rho: correlation of the weights of two experts; seed: draws all weights.
         normalized: whether each block's output is divided by its root mean square.
     """
     rng, d = torch_stream(seed, "weights"), 8

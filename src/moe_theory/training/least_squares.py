@@ -223,6 +223,7 @@ def least_squares(
     start: list[MixingMeasure],
     router: Router,
     expert: str = "relu",
+    *,
     radius: float = 1.0,
     tolerance: float = 0.05,
     steps: int = 60,

@@ -16,6 +16,7 @@ def stochastic_descent(
     start: MixingMeasure,
     router: Router,
     expert: str = "relu",
+    *,
     epochs: int = 10,
     rate: float = 0.1,
     batch: int = 100,
@@ -24,7 +25,8 @@ def stochastic_descent(
     """Plain steps `G <- G - rate * grad` of the mean squared error of a batch, in (beta0, beta1, eta).
 
     Args:
-        x, y: the data.
+        x, y: the data; start: the measure that the descent begins at.
+        router, expert: of the fitted function; expert is a key of `moe_theory.models.mixture.EXPERTS`.
         epochs, rate: 10 and 0.1 in E.1; batch: not given there.
         seed: orders the examples anew in every epoch; what is left over after the last full batch waits.
 
