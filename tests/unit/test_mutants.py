@@ -46,14 +46,16 @@ def small(tmp_path, monkeypatch):
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "99_small.ipynb")
     for name, value in (("FOLDER", tmp_path), ("NOTEBOOKS", tmp_path), ("OUTCOMES", tmp_path / "outcomes.json")):
         monkeypatch.setattr(registry, name, value)
-    registry.code.cache_clear(), registry.cells_for.cache_clear()
+    registry.code.cache_clear()
+    registry.cells_for.cache_clear()
 
     def write(*rows):
         (tmp_path / "99_small.yml").write_text(yaml.safe_dump(list(rows)))
 
     write(*(_row(name, change) for name, (change, _) in MUTANTS.items()))
     yield write
-    registry.code.cache_clear(), registry.cells_for.cache_clear()
+    registry.code.cache_clear()
+    registry.cells_for.cache_clear()
 
 
 def _tree():

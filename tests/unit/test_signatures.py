@@ -77,3 +77,9 @@ def test_a_docstring_with_arguments_names_all_of_them(name):
         named = set(re.findall(r"(?<![\w.`])(\w+)(?=[,:])", section[1]))
         missing = [a for a in _positional(arguments) + [a.arg for a in arguments.kwonlyargs] if a not in named]
         assert not missing, f"{name}: Args does not say what {missing} are"
+
+
+def test_no_statement_is_a_tuple():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple)), f"{path}:{node.lineno}"

@@ -33,7 +33,9 @@ class Stack(nn.Module):
 
     def __init__(self, d: int, out: int, experts: int, rng: torch.Generator):
         super().__init__()
-        check.integer("d", d, 1), check.integer("out", out, 1), check.integer("experts", experts, 1)
+        check.integer("d", d, 1)
+        check.integer("out", out, 1)
+        check.integer("experts", experts, 1)
         self.W, self.b = normal(experts, out, d, rng=rng), nn.Parameter(torch.zeros(experts, out))
 
     def forward(self, a: Float[Tensor, "*batch M d"]) -> Float[Tensor, "*batch M out"]:

@@ -28,7 +28,9 @@ def split(
     beta0, beta1, eta = [], [], []
     for j in range(len(G)):
         if j not in moves:
-            beta0.append(G.beta0[j : j + 1]), beta1.append(G.beta1[j : j + 1]), eta.append(G.eta[j : j + 1])
+            beta0.append(G.beta0[j : j + 1])
+            beta1.append(G.beta1[j : j + 1])
+            eta.append(G.eta[j : j + 1])
             continue
         beta0.append(G.beta0[j] + G.beta0.new_tensor([share, 1 - share]).log())
         beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))

@@ -243,7 +243,10 @@ def least_squares(
     Raises:
         ValueError: for shapes that do not match, numbers that are not finite, or a start outside the radius.
     """
-    check.finite("x", x), check.finite("y", y), check.positive("radius", radius), check.positive("tolerance", tolerance)
+    check.finite("x", x)
+    check.finite("y", y)
+    check.positive("radius", radius)
+    check.positive("tolerance", tolerance)
     check.integer("steps", steps, 1)
     if x.ndim != 3 or y.shape != x.shape[:2] or len(start) != len(x):
         raise ValueError(f"y, start: expected B = {len(x)} and n = {x.shape[1]}, got {tuple(y.shape)}, {len(start)}")
