@@ -34,7 +34,6 @@ BY_POSITION = {
     "theory/router_gradient:logit_jacobian": ["noise"],
     "theory/tanh_blocks:two_blocks": ["seed"],
     "theory/uniform_stability:exact_stability": ["batch"],
-    "training/engine:evaluate": ["seed"],
     "training/least_squares:least_squares": ["expert"],
     "training/parts:take_apart": ["input_scale", "biases"],
     "training/sgd:stochastic_descent": ["expert"],

@@ -119,7 +119,7 @@ def losses(model: Routed) -> Callable:
     return function
 
 
-def two_steps(
+def step_parameters(
     model: Routed, x: Shaped[Tensor, "n ..."], y: Int[Tensor, " n"], rate: float, plan: Batches
 ) -> tuple[Parameters, Parameters]:
     """Theta_1 and Theta_2 of the D draws of a plan: every parameter with a first dimension of D."""
@@ -295,7 +295,7 @@ def _estimate(model: Routed, x: Tensor, y: Tensor, rate: float, plan: Batches) -
     """`estimate` for one chunk of draws."""
     third = x[plan.index[:, 2]], y[plan.index[:, 2]], plan.noise[:, 2]
     zeros, traced = _zeros(model, third[0][0], third[2][0]), vmap(traces(model), in_dims=(0, None, 0, 0, 0))
-    theta = two_steps(model, x, y, rate, plan)
+    theta = step_parameters(model, x, y, rate, plan)
     (l1, pi1, trace1), (l2, pi2, trace2) = (traced(p, zeros, *third) for p in theta)
     layers = _layers(model)
     apart = sum(squared_difference(layers[name], trace1[name], trace2[name]) for name in zeros)

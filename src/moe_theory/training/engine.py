@@ -6,7 +6,7 @@ forward and back, and 4 n (P-3) d J in the experts, whatever M is. `benchmarks/`
 operations and the bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,7 +107,7 @@ def gradient_norm(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tenso
     return norm.masked_fill(norm == 0, torch.inf)[:, None, None]
 
 
-def evaluate(experts: Experts, theta, W, seed: int, step: int, variant: Variant) -> dict:
+def tested(experts: Experts, theta, W, variant: Variant, *, seed: int, step: int) -> dict:
     """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1), dispatch entropy and table.
 
     Noise at test time has a stream for each step, so that it does not depend on which steps are recorded.
@@ -184,10 +184,9 @@ def train_patch_moe(
         ValueError: for an argument outside its range, naming it, or a batch whose patches are not
             those that its coefficients describe.
     """
-    check.integer("experts", experts, 1)
-    check.integer("steps", steps, 1)
-    check.integer("record_every", record_every, 1)
-    for name, value in (("eta", eta), ("eta_r", eta_r), ("sigma_0", sigma_0)):
+    for name, value in {"experts": experts, "steps": steps, "record_every": record_every}.items():
+        check.integer(name, value, 1)
+    for name, value in {"eta": eta, "eta_r": eta_r, "sigma_0": sigma_0}.items():
         check.positive(name, value)
     check.not_negative("balance", balance)
     sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)]
@@ -199,26 +198,33 @@ def train_patch_moe(
         Experts(take_apart(name, batch, sigma, how.input_scale, how.biases), a, sigma)
         for name, batch in (("train", train), ("test", test))
     )
-    d = train.x.shape[2]
     runs = []
     for seed in seeds:
-        W = how.initial(d, experts, filters, sigma_0, seed).to(a)
+        W = how.initial(train.x.shape[2], experts, filters, sigma_0, seed).to(a)
         W = W[:1].repeat(experts, 1, 1) if same_start else W
-        theta = a.new_zeros(d, experts)
-        rng = stream(seed, "routing noise")
-        history, least = [], torch.inf
-        for t in range(1, steps + 1):
-            loss, to_theta, to_W = gradients(data, theta, W, uniform(data, experts, rng), how, balance)
-            stop = how.stops(loss.item(), least)
-            least = min(least, loss.item())
-            if not stop:
-                theta -= eta_r * to_theta
-                W -= eta * (to_W / gradient_norm(to_W, how) if normalized else to_W)
-            if stop or t == steps or t % record_every == 0:
-                entry = {"step": t, "loss": loss.item(), **evaluate(held_out, theta, W, seed, t, how)}
+        theta, history = a.new_zeros(train.x.shape[2], experts), []
+        options = dict(steps=steps, seed=seed, eta=eta, eta_r=eta_r, normalized=normalized, balance=balance)
+        for t, loss, last in _descent(data, theta, W, how, **options):
+            if last or t % record_every == 0:
+                entry = {"step": t, "loss": loss, **tested(held_out, theta, W, how, seed=seed, step=t)}
                 history.append({**entry, **(measure({"theta": theta, "W": W}) if measure else {})})
-            if stop:
-                break
-        last = history[-1]
-        runs.append(Run(seed, last["test_accuracy"], last["dispatch_entropy"], history, {"theta": theta, "W": W}))
+        end = history[-1]
+        runs.append(Run(seed, end["test_accuracy"], end["dispatch_entropy"], history, {"theta": theta, "W": W}))
     return runs
+
+
+def _descent(
+    data: Experts, theta, W, how: Variant, *, steps: int, seed: int, eta, eta_r, normalized: bool, balance: float
+) -> Iterator[tuple[int, float, bool]]:
+    """The steps of one run, in place: the number of each, the loss before it, and whether it is the last."""
+    rng, least = stream(seed, "routing noise"), torch.inf
+    for t in range(1, steps + 1):
+        loss, to_theta, to_W = gradients(data, theta, W, uniform(data, len(W), rng), how, balance)
+        stop = how.stops(loss.item(), least)
+        least = min(least, loss.item())
+        if not stop:
+            theta -= eta_r * to_theta
+            W -= eta * (to_W / gradient_norm(to_W, how) if normalized else to_W)
+        yield t, loss.item(), stop or t == steps
+        if stop:
+            return
