@@ -82,3 +82,38 @@ def test_no_statement_is_a_tuple():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             assert not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Tuple)), f"{path}:{node.lineno}"
+
+
+LAYERS = ("tasks", "models", "measure", "training", "theory")
+
+
+def _type(annotation: str) -> str:
+    """`tensor` for anything that has a shape, or the last name of the first type of a union."""
+    if "Tensor" in annotation or "ndarray" in annotation:
+        return "tensor"
+    return annotation.split(" | ")[0].split(".")[-1]
+
+
+def _glossary() -> set[tuple[str, str]]:
+    """Names of arguments and their types, as the page on notation has them."""
+    page = (PACKAGE.parents[1] / "book" / "notation.md").read_text().split("## Names in the code")[1]
+    rows = re.findall(r"^\| (`.*?) \| (\w+) \|", page, re.MULTILINE)
+    return {(name, kind) for names, kind in rows for name in re.findall(r"`(\w+)`", names.split(" of ")[0])}
+
+
+def test_a_name_of_the_glossary_has_the_types_that_the_glossary_says():
+    glossary, found = _glossary(), {}
+    names = {name for name, _ in glossary}
+    for path in (path for layer in LAYERS for path in (PACKAGE / layer).glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            parts = node.body if isinstance(node, ast.ClassDef) else [node]
+            made = isinstance(node, ast.ClassDef) and "Args:" in (ast.get_docstring(node) or "")
+            arguments = [(n.target.id, n.annotation) for n in parts if made and isinstance(n, ast.AnnAssign)]
+            for f in (n for n in parts if isinstance(n, ast.FunctionDef)):
+                if not f.name.startswith("_") or f.name == "__init__":
+                    arguments += [(a.arg, a.annotation) for a in f.args.args + f.args.kwonlyargs]
+            for name, annotation in arguments:
+                if name in names:
+                    assert annotation, f"{path.name}: {getattr(node, 'name', '')}: {name} has no type"
+                    found[name, _type(ast.unparse(annotation))] = f"{path.name}: {getattr(node, 'name', '')}"
+    assert found.keys() == glossary, {pair: found.get(pair, "nowhere") for pair in found.keys() ^ glossary}

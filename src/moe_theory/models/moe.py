@@ -47,6 +47,10 @@ class PatchMoE(nn.Module):
         W = torch.from_numpy(stream(seed, "weights").standard_normal(shape))
         self.W = nn.Parameter((check.positive("sigma_0", sigma_0) * W).to(dtype))
 
+    def answers(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
+        """`f_m(x_i)`: each example through every expert."""
+        return torch.stack([patch_cnn(x, W, self.sigma) for W in self.W], 1)
+
     def dispatched(self, x: Float[Tensor, "n P d"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """`f_{m_i}(x_i)`: each example through its own expert only."""
         f = x.new_zeros(len(x))

@@ -393,6 +393,6 @@ def with_softmax(rule: Rule) -> Rule:
     return rule
 
 
-def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+def gumbel(shape: tuple[int, ...], rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard Gumbel variables, `-log E` with E standard exponential."""
-    return -torch.empty(shape, dtype=dtype).exponential_(generator=generator).log()
+    return -torch.empty(shape, dtype=dtype).exponential_(generator=rng).log()

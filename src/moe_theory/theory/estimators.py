@@ -102,14 +102,14 @@ class Segment(NamedTuple):
     curvature: Float[Tensor, "D"]
 
 
-def segment_means(model: Routed, x: Tensor, y: Tensor, steps: Steps, nodes: int = 3) -> Segment:
+def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int = 3) -> Segment:
     """What the estimates L and beta of a draw cannot exceed if no selected set and no kink changes on the way.
 
     Args:
-        model, x, y: the network and its training set; steps: what `two_steps` gives.
+        model, x, y: the network and its training set; ends: what `two_steps` gives.
         nodes: midpoints at which a segment is evaluated.
     """
-    way = steps.two - steps.one
+    way = ends.two - ends.one
     u = way / way.norm(dim=1, keepdim=True)
     gradient = grad(loss_of_one(model))
 
@@ -117,9 +117,9 @@ def segment_means(model: Routed, x: Tensor, y: Tensor, steps: Steps, nodes: int 
         g, Hu = jvp(lambda w: gradient(w, x_i, y_i), (theta,), (u,))
         return (g @ u).abs(), Hu.norm()
 
-    evaluate, data = vmap(vmap(along, (None, None, 0, 0))), (x[steps.third], y[steps.third])
+    evaluate, data = vmap(vmap(along, (None, None, 0, 0))), (x[ends.third], y[ends.third])
     middle = (torch.arange(check.integer("nodes", nodes, 1)) + 0.5) / nodes
-    found = [evaluate(steps.one + float(t) * way, u, *data) for t in middle]
+    found = [evaluate(ends.one + float(t) * way, u, *data) for t in middle]
     return Segment(*(torch.stack(part).mean((0, 2)) for part in zip(*found, strict=True)))
 
 

@@ -53,7 +53,7 @@ def near_tie_bound(N: int, G: float) -> float:
     return 2 * _fraction("G", G) * math.log(check.integer("N", N, 3)) / (1 - G) ** 2
 
 
-def coverage_probability(K: int, M: int) -> float:
+def coverage_probability(K: int, experts: int) -> float:
     """The chance that none of K sets M_k is empty when each of M experts joins one at random (Lemma D.4).
 
     Inclusion and exclusion: `sum_j (-1)^j binom(K, j) (1 - j/K)^M`.
@@ -62,7 +62,7 @@ def coverage_probability(K: int, M: int) -> float:
         ValueError: for an argument outside its range.
     """
     check.integer("K", K, 1)
-    check.integer("M", M, 1)
+    M = check.integer("experts", experts, 1)
     j = np.arange(K + 1)
     return float(((-1.0) ** j * comb(K, j, exact=False) * (1 - j / K) ** M).sum())
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.routers import Rule, known, with_softmax
+from moe_theory.theory.jacobians import deviations
 
 
 def gate_range(k: int, spread: float) -> tuple[float, float]:
@@ -45,11 +46,11 @@ def jump_bound(k: int, rule: Rule) -> float:
 
 def gate_jacobian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K o"]:
     """`dF/dh_k = pi_k phi_k` with `phi_k = f_k - F`, for `F = sum pi_k f_k` and pi the softmax of the k logits."""
-    return pi[:, None] * (f - pi @ f)
+    return pi[:, None] * deviations(pi, f)
 
 
 def gate_hessian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K K o"]:
     """`d^2F/dh_k dh_l = delta_kl pi_k phi_k - pi_k pi_l (phi_k + phi_l)`: third joint cumulants under pi."""
-    phi = f - pi @ f
+    phi = deviations(pi, f)
     pairs = pi[:, None, None] * pi[None, :, None] * (phi[:, None] + phi[None, :])
     return torch.diag_embed((pi[:, None] * phi).T).permute(1, 2, 0) - pairs

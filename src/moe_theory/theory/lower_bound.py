@@ -116,12 +116,12 @@ def smallest_ratio(
     router: Router,
     expert: str,
     radius: float,
-    M: Float[Tensor, "p m"],
+    basis: Float[Tensor, "p m"],
     starts: Float[Tensor, "a m"],
 ) -> Float[np.ndarray, "a 2"]:
-    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, delta in the span of M, `|delta| = radius`.
+    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, delta in its span, `|delta| = radius`.
 
-    By BFGS in y, `delta = radius M y / |M y|`; M from `whitened` makes the function's change about `|y|`.
+    By BFGS in y, `delta = radius basis y / |basis y|`; a basis from `whitened` makes the function's change about `|y|`.
 
     Returns:
         For each start, L_3 and the ratio at the end.
@@ -130,7 +130,7 @@ def smallest_ratio(
     ends = []
 
     def at(y: Tensor) -> tuple[Tensor, Tensor]:
-        delta = M @ y
+        delta = basis @ y
         return centred_ratio(G_star, x, router, expert, radius * delta / delta.norm())
 
     def logarithm(y: np.ndarray) -> tuple[float, np.ndarray]:

@@ -42,9 +42,9 @@ def normal(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
-def correlated(rng: torch.Generator, rho: float, M: int, out: int, d: int) -> Float[Tensor, "M out d"]:
+def correlated(rng: torch.Generator, rho: float, experts: int, out: int, d: int) -> Float[Tensor, "M out d"]:
     """The weights of M layers, of standard deviation `GAIN / sqrt(d)`; those of two are correlated by rho."""
-    return GAIN * (rho**0.5 * normal(rng, 1, out, d) + (1 - rho) ** 0.5 * normal(rng, M, out, d)) / d**0.5
+    return GAIN * (rho**0.5 * normal(rng, 1, out, d) + (1 - rho) ** 0.5 * normal(rng, experts, out, d)) / d**0.5
 
 
 def output(block: Block, x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "n o"]:
