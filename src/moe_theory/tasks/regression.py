@@ -8,6 +8,9 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 
+#: Standard deviation of the responses about the regression function (E.1).
+NOISE = 0.1
+
 
 def uniform_inputs(n: int, d: int, seed: int) -> Float[Tensor, "n d"]:
     """n inputs from Uniform([-1, 1]^d), float64."""
@@ -16,7 +19,7 @@ def uniform_inputs(n: int, d: int, seed: int) -> Float[Tensor, "n d"]:
 
 
 def sample_regression(
-    f: Callable[[Tensor], Tensor], n: int, d: int, seed: int, noise: float = 0.1
+    f: Callable[[Tensor], Tensor], n: int, d: int, seed: int, noise: float = NOISE
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """Inputs from the cube and `y = f(x) + noise N(0, 1)` (Eq. 1).
 
@@ -24,7 +27,7 @@ def sample_regression(
         f: maps (n, d) to (n,).
         n, d: number of inputs, and their dimension.
         seed: of inputs and noise, drawn from two streams.
-        noise: standard deviation, >= 0; 0.1 in E.1.
+        noise: standard deviation, >= 0.
     """
     check.not_negative("noise", noise)
     check.integer("seed", seed, 0)

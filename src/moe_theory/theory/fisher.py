@@ -6,8 +6,7 @@ from torch import Tensor
 
 from moe_theory.models.mixture import MixingMeasure, jacobian
 from moe_theory.models.routers import Router
-
-NOISE = 0.1  # standard deviation of the responses, as in `moe_theory.tasks.regression`
+from moe_theory.tasks.regression import NOISE
 
 
 def standard_errors(
