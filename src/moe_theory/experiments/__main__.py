@@ -22,8 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.command == "list":
-            for e in EXPERIMENTS.values():
-                print(f"{e.name}: {e.about}")
+            for name, about in EXPERIMENTS.abouts().items():
+                print(f"{name}: {about}")
         elif options.command == "status":
             stores = status()
             print(stores.to_string(index=False))

@@ -30,6 +30,7 @@ def inner_products(parameters: dict[str, Tensor], batch: PatchBatch) -> dict[str
 
 def expert_errors(model: PatchMoE, batch: PatchBatch) -> Float[Tensor, "M K"]:
     """`P(y f_m(x) <= 0 | cluster k)`: how often each expert alone errs on each cluster of a batch."""
-    wrong = (batch.y * model.answers(batch.x).detach().T <= 0).double()
+    with torch.no_grad():
+        wrong = (batch.y * model.answers(batch.x).T <= 0).double()
     counts = torch.bincount(batch.cluster, minlength=len(batch.v))
     return wrong.new_zeros(len(wrong), len(counts)).index_add_(1, batch.cluster, wrong) / counts

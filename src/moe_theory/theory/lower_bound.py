@@ -119,9 +119,9 @@ def smallest_ratio(
     basis: Float[Tensor, "p m"],
     starts: Float[Tensor, "a m"],
 ) -> Float[np.ndarray, "a 2"]:
-    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, delta in its span, `|delta| = radius`.
+    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, `|delta| = radius`.
 
-    By BFGS in y, `delta = radius basis y / |basis y|`; a basis from `whitened` makes the function's change about `|y|`.
+    By BFGS in y, `delta = radius B y / |B y|`, B the basis; that of `whitened` makes the function's change about `|y|`.
 
     Returns:
         For each start, L_3 and the ratio at the end.

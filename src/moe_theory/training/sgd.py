@@ -37,10 +37,8 @@ def stochastic_descent(
     check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    data, rng = (
-        problems(x[None], y[None], router, expert),
-        torch.Generator().manual_seed(check.integer("seed", seed, 0)),
-    )
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
+    data = problems(x[None], y[None], router, expert)
     G = start
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=rng).to(x.device)
