@@ -27,9 +27,14 @@ def networks():
     y = torch.randint(4, (2_000,), generator=rng)
     yield "mlp", SparseMLP(128, 10, 5, sampled_topk, 2, "multi", 0), torch.randn(2_000, 128, generator=rng), y
     images = torch.randn(2_000, 1, 28, 28, generator=rng)
-    yield "cnn", SparseCNN(28, 10, 5, sampled_topk, 2, "multi", 0), images, y
+    yield "cnn", SparseCNN(28, 10, 5, rule=sampled_topk, k=2, heads="multi", seed=0), images, y
     tokens = torch.randint(1_000, (2_000, 16), generator=rng)
-    yield "transformer", SparseTransformer(1_000, 16, 16, 4, 7, sampled_topk, 2, "multi", 0), tokens, y
+    yield (
+        "transformer",
+        SparseTransformer(1_000, 16, 16, 4, 7, rule=sampled_topk, k=2, heads="multi", seed=0),
+        tokens,
+        y,
+    )
 
 
 def by_examples(model, x, y, rate, draws):
@@ -38,7 +43,7 @@ def by_examples(model, x, y, rate, draws):
     mean = grad(lambda *args: losses(model)(*args)[0].mean())
     each = vmap(grad(lambda p, x, y, u: losses(model)(p, x[None], y[None], u[None])[0][0]), in_dims=(None, 0, 0, 0))
     found = []
-    for index, noise in zip(*draw_batches(model, len(x), draws, BATCH, 0), strict=True):
+    for index, noise in zip(*draw_batches(model, len(x), draws, BATCH, seed=0), strict=True):
         steps = [mean(theta_0, x[index[i]], y[index[i]], noise[i]) for i in (0, 1)]
         theta = [{name: theta_0[name] - rate * g[name] for name in g} for g in steps]
         one, two = (each(p, x[index[2]], y[index[2]], noise[2]) for p in theta)

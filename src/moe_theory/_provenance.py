@@ -10,7 +10,12 @@ from moe_theory import __version__
 PACKAGE = Path(__file__).parent
 LIBRARIES = ("torch", "numpy", "scipy")
 #: What a run itself writes does not make its code dirty.
-STORED = (":(exclude)results", ":(exclude)mutants/outcomes.json", ":(top,exclude)benchmarks/results")
+STORED = (
+    ":(exclude)results",
+    ":(exclude)mutants/outcomes.json",
+    ":(exclude)mutants/judge.txt",
+    ":(top,exclude)benchmarks/results",
+)
 
 
 def commit() -> str:

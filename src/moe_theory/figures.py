@@ -7,6 +7,7 @@ keeps hue, so one picture serves both. They are narrow with large type, so that 
 import base64
 import html
 import io
+import math
 from itertools import cycle, islice
 
 import matplotlib.pyplot as plt
@@ -14,7 +15,7 @@ import numpy as np
 import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from moe_theory._html import formulas
 
@@ -75,7 +76,7 @@ def use_style() -> None:
     )
 
 
-def panels(rows: int = 1, columns: int = 1, height: float = 3.4, width: float = 5.8, **kwargs):
+def panels(rows: int = 1, columns: int = 1, *, height: float = 3.4, width: float = 5.8, **kwargs):
     """`plt.subplots` in the book's style; `height` is of one row, `width` of the figure, in inches."""
     use_style()
     return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)
@@ -100,12 +101,23 @@ def plain_ticks(axis, values) -> None:
 
 
 def few_ticks(axis, values) -> None:
-    """At most four plain ticks on a logarithmic axis, within the range of positive `values`, from 1e-5 to 5e3."""
-    low, high = np.min(values), np.max(values)
+    """Two to four plain ticks on a logarithmic axis, within the range of `values`; one if they are all equal.
+
+    Raises:
+        ValueError: for values that are not finite and positive.
+    """
+    low, high = float(np.min(values)), float(np.max(values))
+    if not 0 < low <= high < np.inf:
+        raise ValueError(f"values: expected finite numbers > 0, got {low!r} to {high!r}")
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        ticks = [d * 10.0**p for p in range(-5, 4) for d in digits if low <= d * 10.0**p <= high]
+        ticks = [tick for p in powers for d in digits if low <= (tick := float(f"{d}e{p}")) <= high]
         if len(ticks) <= 4:
             break
+    ticks = ticks[:: math.ceil(len(ticks) / 4) or 1]
+    if len(ticks) < 2:  # less than a decade, between two such numbers
+        between = MaxNLocator(3).tick_values(low, high)
+        ticks = [float(f"{tick:.12g}") for tick in between if low <= tick <= high] or [low]
     plain_ticks(axis, ticks)
 
 

@@ -26,7 +26,7 @@ def test_the_largest_eigenvalue_in_absolute_value_is_found_with_its_sign():
         w = torch.randn(30, generator=rng, dtype=torch.float64)
         values = torch.linalg.eigvalsh(hessian(_loss)(w))
         largest = values[values.abs().argmax()]
-        found = largest_curvature(_loss, w, seed)
+        found = largest_curvature(_loss, w, seed=seed)
         assert found.value == pytest.approx(float(largest), rel=1e-5)
         assert found.residual <= 1e-4 * abs(found.value)
         assert values.min() < 0 < values.max()  # so that the sign is not given away

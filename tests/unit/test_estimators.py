@@ -38,7 +38,7 @@ def test_gradients_are_those_of_autograd():
 
 
 def test_texts_have_parameter_vectors_too():
-    model = SparseTransformer(9, 5, 6, 3, 4, softmax_topk, 2, "single", seed=1).double()
+    model = SparseTransformer(9, 5, 6, 3, 4, rule=softmax_topk, k=2, heads="single", seed=1).double()
     tokens, y = torch.randint(9, (4, 5)), torch.tensor([0, 1, 2, 0])
     value, pi = est.vector_losses(model)(est.parameter_vector(model), tokens, y)
     F, _ = functional_call(model, dict(model.named_parameters()), (tokens, torch.zeros(4, 5, 4)))
@@ -68,7 +68,7 @@ def test_steps_and_parts_are_those_of_the_estimator():
     found = estimate(model, x, y, rate=1.0, draws=30, batch=8, seed=3)
     steps = est.two_steps(model, x, y, 1.0, 30, 8, 3)
     torch.testing.assert_close((steps.one - steps.two).norm(dim=1), found.distance)
-    same, flipped = est.parts_of_eps(model, x, y, 1.0, 30, 8, 3)
+    same, flipped = est.parts_of_eps(model, x, y, 1.0, 30, batch=8, seed=3)
     torch.testing.assert_close(same + flipped, found.eps)
     assert ((flipped > 0) <= (found.flips > 0)).all() and (flipped > 0).any()
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from moe_theory import experiments, manifest
-from moe_theory.experiments import backends, sparse, store
+from moe_theory.experiments import backends, registry, sparse, store
 from moe_theory.experiments.__main__ import main
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment
 from moe_theory.measure import speed
@@ -256,3 +256,10 @@ def test_stored_estimates_before_training_tell_the_truth(k):
     found = sparse.summary(estimate(network, *train, rate=key["rate"], seed=sparse.stream(key["seed"], 4)))
     for name, value in found.items():
         assert value == pytest.approx(stored[name][0], rel=0.02, abs=1e-6), name
+
+
+def test_the_list_imports_no_experiment(capsys, monkeypatch):
+    monkeypatch.setattr(registry, "import_module", None)
+    monkeypatch.setattr("moe_theory.experiments.__main__.EXPERIMENTS", registry._Experiments(registry.ENTRIES))
+    assert main(["list"]) == 0
+    assert f"contact: {registry.ENTRIES['contact']['about']}\n" in capsys.readouterr().out

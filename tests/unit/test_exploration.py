@@ -98,7 +98,7 @@ def _cubic():
 def test_professions_inner_products_and_errors_by_hand():
     task = PatchTask(K=3, d=12, seed=1)
     batch = task.sample(90, 4, F64)
-    model = PatchMoE(12, 4, 2, "cubic", 0.5, 3, F64)
+    model = PatchMoE(12, 4, 2, "cubic", sigma_0=0.5, seed=3, dtype=F64)
     theta = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
     k, j = professions(model.W.data, batch.v)
     found = inner_products({"theta": theta, "W": model.W.data}, batch)

@@ -154,6 +154,33 @@ def test_few_ticks_are_at_most_four_within_the_values(values, ticks):
     plt.close(fig)
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([1e-5, 1e3], [1e-5, 1e-2, 10]),
+        ([1e-8, 1e-6], [1e-8, 1e-7, 1e-6]),
+        ([1e4, 1e6], [1e4, 1e5, 1e6]),
+        ([1.1, 1.9], [1.2, 1.5, 1.8]),
+        ([6, 9], [6, 7, 8, 9]),
+        ([0.1, 0.3], [0.1, 0.2, 0.3]),
+        ([3, 3], [3]),
+        ([3.7, 3.7], [3.7]),
+    ],
+)
+def test_few_ticks_at_any_size(values, ticks):
+    fig, ax = plt.subplots()
+    figures.few_ticks(ax.yaxis, values)
+    assert ax.get_yticks().tolist() == ticks
+    plt.close(fig)
+
+
+@pytest.mark.parametrize("values", [[0, 1], [-1, 1], [1, np.inf], [1, np.nan]])
+def test_bad_values_get_no_ticks(values):
+    with pytest.raises(ValueError, match="values: expected finite numbers > 0, got"):
+        figures.few_ticks(plt.figure().gca().xaxis, values)
+    plt.close()
+
+
 def test_a_table_rounds_escapes_and_has_a_caption(shown):
     figures.table(pd.DataFrame({"<a>": [1.23456, np.nan], "n": [3, 4]}, index=["x & y", "z"]), "Of $x$.", digits=3)
     (html,) = shown

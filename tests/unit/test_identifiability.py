@@ -76,7 +76,7 @@ def test_nullity_is_the_formula(router, k, d, seed):
 @pytest.mark.parametrize("expert", EXPERTS)
 def test_nullity_does_not_depend_on_the_expert(expert):
     for router in ROUTERS:
-        assert nullity(router, 3, 5, expert) == nullity_formula(router, 3, 5)
+        assert nullity(router, 3, 5, expert=expert) == nullity_formula(router, 3, 5)
 
 
 @pytest.mark.parametrize("router, expert", list(itertools.product(ROUTERS, EXPERTS)))
@@ -192,10 +192,10 @@ def test_a_cosine_measure_and_its_mirror_image_mix_without_a_trace():
     shifts, _ = admissible_shifts(s)
     c = shifts[shifts.norm(dim=1).argmax()]
     moves = torch.stack([torch.zeros(7).double(), torch.cat([c, torch.zeros(4).double()])])
-    H = split(G, {j: moves for j in range(3)}, COSINE, 0.3)
+    H = split(G, {j: moves for j in range(3)}, COSINE, share=0.3)
     for expert in EXPERTS:
         assert apart(G, H, COSINE, expert) < 1e-13
-    assert apart(G, split(G, {0: moves}, COSINE, 0.3), COSINE, "tanh") > 1e-5
+    assert apart(G, split(G, {0: moves}, COSINE, share=0.3), COSINE, "tanh") > 1e-5
 
 
 def test_z_squared_plus_z_splits_like_z_squared():
@@ -213,7 +213,7 @@ def test_homogeneous_experts_split_exactly(expert, p):
 
     def in_two(first, second):
         move = torch.cat([torch.zeros(2, 3, dtype=torch.float64), (real([first, second]) - 1)[:, None] * G.eta[1]], 1)
-        return split(G, {1: move}, PERTURBED, share)
+        return split(G, {1: move}, PERTURBED, share=share)
 
     H = in_two(c1, c2)
     assert len(H) == 4 and voronoi_loss(H, G, "L2") > 0.005
@@ -437,15 +437,15 @@ def test_separation_vanishes_where_there_is_an_exact_split():
         (lambda: nullity("dense", 3, 3), "router: expected one of"),
         (lambda: nullity("cosine", 1, 3), "k: expected an integer >= 2, got 1"),
         (lambda: nullity("cosine", 3, 1), "d: expected an integer >= 2, got 1"),
-        (lambda: nullity("perturbed", 3, 3, tau=0.0), "tau: expected a finite number > 0"),
-        (lambda: nullity("perturbed", 3, 3, "swish"), "expert: expected one of"),
+        (lambda: Perturbed(0.0), "tau: expected a finite number > 0"),
+        (lambda: nullity("perturbed", 3, 3, expert="swish"), "expert: expected one of"),
         (lambda: nullity_formula("dense", 3, 3), "router: expected one of"),
         (lambda: shifted(pair()[0], real([0.9, 0]), PERTURBED), "s: the perturbed router reaches norms below 1"),
         (lambda: admissible_shifts(torch.ones(2, 3).double()), "s: expected unit vectors"),
         (lambda: bump_square(pair()[0], real([1, 0, 0]), 0.1, PERTURBED), "expected inputs of dimension 3, got 2"),
         (lambda: smallest_ratio(pair()[0], real([[1, 2]]), PERTURBED, "tanh", 0.0, None, []), "radius: expected"),
         (lambda: split(pair()[0], {2: torch.zeros(2, 5)}, PERTURBED), "moves, share: expected atoms below 2"),
-        (lambda: split(pair()[0], {0: torch.zeros(2, 5)}, PERTURBED, 1.0), "0 < share < 1"),
+        (lambda: split(pair()[0], {0: torch.zeros(2, 5)}, PERTURBED, share=1.0), "0 < share < 1"),
         (lambda: split(pair()[0], {0: torch.ones(2, 5)}, PERTURBED), "s: the perturbed router reaches"),
         (lambda: lower_bound_constant(normal(0, 9, 2), [([0], 1.0)]), "blocks: expected each of the 2 columns once"),
         (lambda: lower_bound_constant(torch.ones(9, 2).double(), [([0, 1], 1.0)]), "J: expected full rank"),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from moe_theory.measure import dispatch_counts, dispatch_entropy
-from moe_theory.measure.scaling import Exponent, by_size, fit_exponent
+from moe_theory.measure.scaling import Exponent, by_size, fit_exponent, log_slope
+from moe_theory.measure.speed import exponent
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.concentration import largest_of_noise, mean_and_spread, signal_sums
 
@@ -118,3 +119,10 @@ def test_bad_rows_with_holes_are_refused():
     rows = pd.DataFrame([dict(n=n, rep=r, error=1.0) for n, r in ((10, 0), (10, 1), (20, 0))])
     with pytest.raises(ValueError, match="rows: expected every repetition of error"):
         by_size(rows, "error")
+
+
+def test_a_slope_is_that_of_the_fitted_line():
+    sizes, values = np.array([1.0, 3.0, 10.0, 50.0]), np.random.default_rng(0).uniform(1, 2, (4, 3))
+    expected = np.polyfit(np.log(sizes), np.log(values), 1)[0]
+    np.testing.assert_allclose(log_slope(sizes, values), expected, rtol=1e-12)
+    assert exponent(sizes, 7 * sizes**1.5) == pytest.approx(1.5, rel=1e-12)

@@ -46,14 +46,16 @@ def small(tmp_path, monkeypatch):
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "99_small.ipynb")
     for name, value in (("FOLDER", tmp_path), ("NOTEBOOKS", tmp_path), ("OUTCOMES", tmp_path / "outcomes.json")):
         monkeypatch.setattr(registry, name, value)
-    registry.code.cache_clear(), registry.cells_for.cache_clear()
+    registry.code.cache_clear()
+    registry.cells_for.cache_clear()
 
     def write(*rows):
         (tmp_path / "99_small.yml").write_text(yaml.safe_dump(list(rows)))
 
     write(*(_row(name, change) for name, (change, _) in MUTANTS.items()))
     yield write
-    registry.code.cache_clear(), registry.cells_for.cache_clear()
+    registry.code.cache_clear()
+    registry.cells_for.cache_clear()
 
 
 def _tree():
@@ -94,6 +96,32 @@ def test_an_outcome_of_an_earlier_text_does_not_count(small, tmp_path):
     assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == "refused"
     small(_row("cell", change | {"new": "half = 0.54"}))
     assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == "not run"
+
+
+JUDGED = {  # a change of how cards are judged or only shown, and whether outcomes become outdated
+    "weaker": ("evidence.py", "self.predicted_value) <= allowed", "self.predicted_value) <= 2 * allowed", True),
+    "never false": ("evidence.py", "return all(comparisons)", "return True", True),
+    "any verdict": ("claims.py", 'if verdict != row["verdict"]:', "if False:", True),
+    "another text": ("evidence.py", 'return "outside"', 'return "not inside"', False),
+    "another docstring": ("evidence.py", "A number against one limit.", "A number and its limit.", False),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_outcomes_hold_for_the_code_that_judged_them(small, monkeypatch, name):
+    place, old, new, outdated = JUDGED[name]
+    small(_row("cell", MUTANTS["cell"][0]))
+    (mutant,) = mutants()
+    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}}, [mutant])
+    text, read = registry._file(place), registry._file
+    assert text.count(old) == 1
+    monkeypatch.setattr(registry, "_file", lambda p: text.replace(old, new) if p == place else read(p))
+    assert registry.outdated() is outdated
+    assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == ("not run" if outdated else "refused")
+
+
+def test_the_stored_outcomes_were_judged_by_this_code():
+    assert not registry.outdated()
 
 
 @pytest.mark.parametrize(

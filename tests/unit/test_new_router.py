@@ -102,7 +102,9 @@ def test_the_function_of_a_mixture_and_its_jacobian(router):
 
 
 def test_its_null_directions_are_named_and_counted(router):
-    assert nullity("new", K, D) == nullity_formula("new", K, D)
+    assert (
+        nullity("new", K, D) == nullity(router, K, D) == nullity_formula("new", K, D) == nullity_formula(router, K, D)
+    )
     G, x = draw_measure(K, D, 0), uniform_inputs(300, D, 1)
     J, V = jacobian(G, x, router, "tanh"), torch.cat(list(null_vectors(G, router).values()), 1)
     assert numerical_nullity(J) == torch.linalg.matrix_rank(V) == nullity_formula("new", K, D)
@@ -171,3 +173,21 @@ def test_a_rule_is_one_value():
     assert not torch.equal(one > 0, two > 0) and torch.allclose(one.sum(1), torch.ones(4))
     with pytest.raises(ValueError, match="noise: noisy_topk_softmax needs Gumbel noise"):
         rule(h, 2)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Rule):
+    """Gates that are not taken from a softmax."""
+
+    def shares(self, h, chosen):
+        return torch.sigmoid(h)
+
+
+def test_closed_forms_of_the_softmax_refuse_other_gates():
+    rule = Sigmoid("sigmoid", over_all=True)
+    h, f = torch.randn(5, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    assert torch.equal(rule(h, 2).sum(), h.topk(2).values.sigmoid().sum())
+    with pytest.raises(ValueError, match=r"rule: expected gates of a softmax, got Sigmoid.*\['shares'\]"):
+        logit_jacobian(h, f, 2, rule)
+    with pytest.raises(ValueError, match="rule: expected gates of a softmax"):
+        jump_bound(2, rule)

@@ -13,6 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import moe_theory as mt
 from moe_theory import claims
 from moe_theory.mutants.registry import outcomes_by_claim
 
@@ -110,25 +111,67 @@ def test_the_committed_ledger_is_current():
     claims.verify_ledger(CHAPTERS, outcomes_by_claim(), ROOT / "book" / "ledger.json")
 
 
+BASE = {"_validate", "streams"}
 LAYERS = {  # a layer may import from itself and from those it names
-    "tasks": set(),
-    "models": set(),
-    "measure": {"tasks", "models"},
-    "training": {"tasks", "models", "measure"},
-    "theory": {"tasks", "models", "measure"},
-    "experiments": {"tasks", "models", "measure", "training", "theory", "manifest"},
+    "tasks": BASE,
+    "models": BASE,
+    "measure": {"tasks", "models", "manifest", *BASE},
+    "training": {"tasks", "models", "measure", *BASE},
+    "theory": {"tasks", "models", "measure", *BASE},
+    "experiments": {"tasks", "models", "measure", "training", "theory", "manifest", "_provenance", *BASE},
+    "evidence": {"_html"},
+    "claims": {"_html", "evidence"},
+    "figures": {"_html"},
+    "mutants": {"claims", "figures", "experiments", "_provenance"},
+    "__init__": set(),  # what it gives is imported by name when it is asked for
+    "_provenance": {"__init__"},
+    "streams": {"_validate"},
+    **{name: set() for name in ("_html", "_validate", "manifest")},
 }
+
+
+def _layer(path: Path) -> str:
+    """The folder that a module of the package is in, or its own name for one at the top."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _imported_layers(source: str) -> set[str]:
+    """The layers of the package that a source imports from, in whatever form."""
+    layers = {"moe_theory": "__init__"} | {f"moe_theory.{name}": name for name in LAYERS}
+    layers |= {f"moe_theory.{name}": module.split(".")[0] for name, module in mt.EXPORTS.items()}
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "the package is imported by its name"
+            names = [f"{node.module}.{name}" for name in names]
+        of_package = [name.split(".") for name in names if name.split(".")[0] == "moe_theory"]
+        found |= {layers.get(".".join(name[:2]), "__init__") for name in of_package}
+    return found
+
+
+def test_every_module_stands_in_a_layer():
+    assert {_layer(path) for path in PACKAGE.rglob("*.py")} == LAYERS.keys()
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_one_way(layer):
-    for path in (PACKAGE / layer).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("moe_theory."):
-                imported = node.module.split(".")[1]
-                assert imported in LAYERS[layer] | {layer, "_validate", "_provenance", "streams"}, (
-                    f"{path.name} imports {node.module}"
-                )
+    for path in PACKAGE.rglob("*.py"):
+        if _layer(path) == layer:
+            foreign = _imported_layers(path.read_text()) - LAYERS[layer] - {layer}
+            assert not foreign, f"{path.name} imports from {foreign}"
+
+
+def test_every_form_of_import_is_seen():
+    for text, layers in (
+        ("from moe_theory import claims, figures as f", {"claims", "figures"}),
+        ("import moe_theory.experiments.store as s", {"experiments"}),
+        ("from moe_theory.training.fit import fit", {"training"}),
+        ("def f():\n    from moe_theory import nullity, __version__", {"theory", "__init__"}),
+        ("import moe_theory as mt", {"__init__"}),
+        ("from torch import nn\nimport numpy", set()),
+    ):
+        assert _imported_layers(text) == layers
 
 
 def test_public_functions_are_documented():

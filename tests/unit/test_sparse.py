@@ -63,7 +63,7 @@ def test_bad_input_to_a_rule_is_named(rule, h, k, named):
 
 def test_bad_rule_or_missing_noise_is_named():
     with pytest.raises(ValueError, match="^rule: .*'topk_softmax'"):
-        SparseBlock(7, 5, 3, "topk_softmax", 2, "single", "relu", seed=1)
+        SparseBlock(7, 5, 3, rule="topk_softmax", k=2, heads="single", activation="relu", seed=1)
     with pytest.raises(ValueError, match="^noise: "):
         sampled_topk.gates(H, 2)
 
@@ -111,7 +111,7 @@ def test_bad_sizes_of_layers_are_named(layer):
 
 @pytest.mark.parametrize("rule", [softmax_topk, topk_softmax, sampled_topk])
 def test_the_block_is_the_weighted_sum_of_its_chosen_experts(rule):
-    block = SparseBlock(7, 5, 3, rule, 2, "single", "relu", seed=1)
+    block = SparseBlock(7, 5, 3, rule=rule, k=2, heads="single", activation="relu", seed=1)
     x, noise = torch.randn(4, 7, generator=rng(6)), gumbel((4, 5), rng(7))
     out, pi = block(x, noise)
     chosen = topk_set(block.router(x) + (noise if rule == sampled_topk else 0), 2)
@@ -129,11 +129,11 @@ def test_the_block_is_the_weighted_sum_of_its_chosen_experts(rule):
 def test_bad_k_or_heads_of_a_block_are_named():
     for k, heads, named in ((0, "single", "k"), (6, "single", "k"), (2, "many", "heads")):
         with pytest.raises(ValueError, match=f"^{named}: "):
-            SparseBlock(7, 5, 3, topk_softmax, k, heads, "relu", seed=1)
+            SparseBlock(7, 5, 3, rule=topk_softmax, k=k, heads=heads, activation="relu", seed=1)
 
 
 def test_products_with_windows_are_convolutions():
-    network = SparseCNN(12, 10, 5, topk_softmax, 2, "single", seed=0)
+    network = SparseCNN(12, 10, 5, rule=topk_softmax, k=2, heads="single", seed=0)
     x = torch.randn(3, 1, 12, 12, generator=rng(8))
     z = F.relu(F.conv2d(x, network.first.W.view(8, 1, 5, 5), network.first.b, stride=2, padding=2))
     direct = F.relu(F.conv2d(z, network.second.W.view(8, 8, 2, 2), network.second.b, stride=2))
@@ -147,15 +147,18 @@ def test_products_with_windows_are_convolutions():
 
 def test_bad_side_of_an_image_is_named():
     with pytest.raises(ValueError, match="^side: expected a multiple of 4, got 14"):
-        SparseCNN(14, 10, 5, topk_softmax, 2, "single", seed=0)
+        SparseCNN(14, 10, 5, rule=topk_softmax, k=2, heads="single", seed=0)
 
 
 def test_networks_give_logits_and_gates_and_read_the_noise_only_when_they_sample():
     cases = [
         (lambda rule: SparseMLP(8, 3, 5, rule, 2, "multi", seed=2), torch.randn(4, 8, generator=rng(9))),
-        (lambda rule: SparseCNN(8, 3, 5, rule, 2, "multi", seed=2), torch.randn(4, 1, 8, 8, generator=rng(9))),
         (
-            lambda rule: SparseTransformer(20, 6, 8, 3, 5, rule, 2, "multi", seed=2),
+            lambda rule: SparseCNN(8, 3, 5, rule=rule, k=2, heads="multi", seed=2),
+            torch.randn(4, 1, 8, 8, generator=rng(9)),
+        ),
+        (
+            lambda rule: SparseTransformer(20, 6, 8, 3, 5, rule=rule, k=2, heads="multi", seed=2),
             torch.randint(20, (4, 6), generator=rng(9)),
         ),
     ]

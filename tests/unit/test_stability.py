@@ -17,9 +17,9 @@ def network(kind: str, rule: Rule, heads: str = "single"):
         return SparseMLP(6, 3, 4, rule, 2, heads, seed=1).double(), torch.randn(40, 6, generator=rng).double(), y
     if kind == "cnn":
         x = torch.randn(40, 1, 8, 8, generator=rng).double()
-        return SparseCNN(8, 3, 4, rule, 2, heads, seed=1).double(), x, y
+        return SparseCNN(8, 3, 4, rule=rule, k=2, heads=heads, seed=1).double(), x, y
     tokens = torch.randint(9, (40, 5), generator=rng)  # few words: some occur twice in a text
-    return SparseTransformer(9, 5, 6, 3, 4, rule, 2, heads, seed=1).double(), tokens, y
+    return SparseTransformer(9, 5, 6, 3, 4, rule=rule, k=2, heads=heads, seed=1).double(), tokens, y
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "transformer"])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from moe_theory.models.experts import ACTIVATIONS, PatchCNN, activation
+from moe_theory.models.experts import ACTIVATIONS, PatchCNN
 from moe_theory.models.moe import PatchMoE
 from moe_theory.models.routers import LinearRouter, top1_noisy
 from moe_theory.tasks.patches import PatchTask
@@ -15,7 +15,7 @@ F64 = torch.float64
 def setup(name, seed=0):
     rng = torch.Generator().manual_seed(seed)
     batch = PatchTask(K=3, P=5, d=9, seed=seed).sample(80, seed, F64)
-    model = PatchMoE(9, 4, 3, name, 0.5, seed, F64)
+    model = PatchMoE(9, 4, 3, name, sigma_0=0.5, seed=seed, dtype=F64)
     model.router.theta.data.normal_(generator=rng)
     return batch, model, torch.rand(80, 4, generator=rng, dtype=F64)
 
@@ -42,7 +42,7 @@ def test_gradients_equal_automatic_differentiation(name, seed):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_slopes_of_the_activations(name):
     z = torch.linspace(-3, 3, 61, dtype=F64, requires_grad=True)
-    sigma = activation(name)
+    sigma = ACTIVATIONS[name]
     (auto,) = torch.autograd.grad(sigma.value(z).sum(), z)
     smooth = z.detach().abs() > 1e-9
     assert torch.allclose(sigma.slope(z.detach())[smooth], auto[smooth], atol=1e-13)

@@ -22,14 +22,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.command == "list":
-            for e in EXPERIMENTS.values():
-                print(f"{e.name}: {e.about}")
+            for name, about in EXPERIMENTS.abouts().items():
+                print(f"{name}: {about}")
         elif options.command == "status":
             stores = status()
             print(stores.to_string(index=False))
             return int((stores["stored"] == "refused").any())
         else:
-            run(options.name, options.jobs, options.backend, options.profile)
+            run(options.name, jobs=options.jobs, backend=options.backend, profile=options.profile)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -27,7 +27,7 @@ def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, str | None, 
         if bad := {c: v for c, v in values.items() if not isinstance(v, kinds) or "\r" in str(v)}:
             raise ValueError(f"row: expected numbers, words without \\r, truth values or lists, got {bad}")
         seconds = round(time.perf_counter() - start, 1)
-        return key, json.dumps({**key, **values, "device": "cpu", "seconds": seconds}), None
+        return key, json.dumps({**key, **values, "device": torch.empty(0).device.type, "seconds": seconds}), None
     except Exception:
         return key, None, traceback.format_exc()
 

@@ -49,7 +49,7 @@ def smoke(grid: list[dict]) -> list[dict]:
     return grid[:1] + grid[REPETITIONS : REPETITIONS + 1]
 
 
-def draw_block(seed: int, spread: float, rho: float, purpose: str = "weights") -> Block:
+def draw_block(seed: int, spread: float, rho: float, *, purpose: str = "weights") -> Block:
     """A random block: logits of standard deviation `spread`, weights of two experts correlated by `rho`."""
     rng = torch_stream(seed, purpose)
     theta = spread * normal(rng, M, D) / D**0.5
@@ -58,7 +58,7 @@ def draw_block(seed: int, spread: float, rho: float, purpose: str = "weights") -
 
 def target(seed: int) -> Callable[[Tensor], Tensor]:
     """One network of the experts' shape, the function that blocks of every K are to learn."""
-    one = draw_block(seed, 0.0, 1.0, "target")
+    one = draw_block(seed, 0.0, 1.0, purpose="target")
     return lambda x: torch.tanh(x @ one.W[0].T) @ one.V[0].T
 
 

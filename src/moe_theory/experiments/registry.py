@@ -89,6 +89,10 @@ class _Experiments(UserDict):
             found = self.data[name] = _made(name, **found)
         return found
 
+    def abouts(self) -> dict[str, str]:
+        """What each is about, nothing imported."""
+        return {name: e["about"] if isinstance(e, dict) else e.about for name, e in self.data.items()}
+
 
 #: What experiments.yml says of each, nothing imported.
 ENTRIES = yaml.safe_load(Path(__file__).with_name("experiments.yml").read_text(encoding="utf-8"))

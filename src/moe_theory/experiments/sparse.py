@@ -6,8 +6,8 @@ in place of BERT, and steps and rates of the shorter runs. The MLP is also train
 the paper and at its rate.
 """
 
-import functools
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
     Attributes:
         data: gives training and test sets.
-        network: maps (rule, k, heads, seed) to a network.
+        network: makes a network of its rule, k, heads and seed.
         pretrain: trains a network's parameters outside the router, in place, given the training set.
         rate, steps, batch: of the training.
     """
@@ -48,14 +48,14 @@ class Task(NamedTuple):
     batch: int
 
 
-@functools.cache
+@cache
 def gaussians() -> tuple[Labelled, Labelled]:
     """The sizes of the paper: 20,000 and 8,000 examples of ten classes in 128 dimensions."""
     task = GaussianClasses(classes=10, d=128, seed=0)
     return task.sample(2_000, 1_001), task.sample(800, 1_002)
 
 
-@functools.cache
+@cache
 def images() -> tuple[Labelled, Labelled]:
     """Fashion-MNIST, centred and scaled; ValueError where only a stand-in can be had."""
     data = load_images()
@@ -65,7 +65,7 @@ def images() -> tuple[Labelled, Labelled]:
     return Labelled((data.train_x - mean) / sd, data.train_y), Labelled((data.test_x - mean) / sd, data.test_y)
 
 
-@functools.cache
+@cache
 def texts() -> tuple[Labelled, Labelled]:
     """Windows of 16 words from Debian's manual pages, labelled with the section."""
     data = load_text("manual pages", n_train=4_000, n_test=1_000, vocabulary=VOCABULARY)
@@ -115,11 +115,9 @@ def entropy(network: SparseNetwork, rng: torch.Generator) -> Callable[[Labelled]
 
 
 TASKS = {
-    "gaussians": Task(gaussians, lambda *a: SparseMLP(128, 10, 5, *a), specialists, 0.05, 2_000, 256),
-    "fashion-mnist": Task(images, lambda *a: SparseCNN(28, 10, 5, *a), specialists, 0.05, 500, 256),
-    "manual pages": Task(
-        texts, lambda *a: SparseTransformer(VOCABULARY, 16, 16, 4, 7, *a), without_block, 0.1, 938, 64
-    ),
+    "gaussians": Task(gaussians, partial(SparseMLP, 128, 10, 5), specialists, 0.05, 2_000, 256),
+    "fashion-mnist": Task(images, partial(SparseCNN, 28, 10, 5), specialists, 0.05, 500, 256),
+    "manual pages": Task(texts, partial(SparseTransformer, VOCABULARY, 16, 16, 4, 7), without_block, 0.1, 938, 64),
 }
 
 
@@ -187,7 +185,7 @@ def smoke(rows: list[dict]) -> list[dict]:
 def start(key: dict) -> tuple[SparseNetwork, float]:
     """The network of a row before training, and the mean kept mass P_T of its softmax over all experts."""
     task = TASKS[key["task"]]
-    network = task.network(RULES[key["rule"]], key["k"], key["heads"], key["seed"])
+    network = task.network(rule=RULES[key["rule"]], k=key["k"], heads=key["heads"], seed=key["seed"])
     state = network.state_dict()
     network.load_state_dict({**state, **_pretrained(key["task"], key["seed"])})
     x = task.data()[0].x[:SHOWN]
@@ -199,10 +197,10 @@ def start(key: dict) -> tuple[SparseNetwork, float]:
     return network, kept
 
 
-@functools.cache
+@cache
 def _pretrained(task: str, seed: int) -> dict[str, Tensor]:
     """What pretraining leaves in the layers outside the router: the same for every rule, K and kind of heads."""
-    network = TASKS[task].network(topk_softmax, 1, "single", seed)
+    network = TASKS[task].network(rule=topk_softmax, k=1, heads="single", seed=seed)
     TASKS[task].pretrain(network, TASKS[task].data()[0], torch.Generator().manual_seed(stream(seed, 1)))
     return {name: value for name, value in network.state_dict().items() if "router" not in name}
 

@@ -43,7 +43,7 @@ KINDS = {  # of a column: the types of its cells, and how they are read back; th
 }
 
 
-def run(name: str, jobs: int = 1, backend: str = "loky", profile: str = "paper", folder: Path | None = None) -> None:
+def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "paper", folder: Path | None = None) -> None:
     """Compute the rows of an experiment that its store does not hold yet, storing each as it finishes.
 
     Args:

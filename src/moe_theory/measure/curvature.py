@@ -34,12 +34,12 @@ def hessian_product(
 
 
 def largest_curvature(
-    loss: Callable[[Tensor], Tensor], w: Float[Tensor, "p"], seed: int = 0, tolerance: float = 1e-6
+    loss: Callable[[Tensor], Tensor], w: Float[Tensor, "p"], *, seed: int = 0, tolerance: float = 1e-6
 ) -> Curvature:
     """The eigenvalue of largest absolute value of the Hessian of `loss` at `w`, by the Lanczos method (ARPACK).
 
     Args:
-        loss: a function of p >= 2 parameters to one number.
+        loss: a function of p >= 2 parameters to one number; w: the parameters.
         seed: of the vector that the method starts from.
         tolerance: relative accuracy.
 

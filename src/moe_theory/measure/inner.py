@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from moe_theory.models.experts import patch_cnn
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchBatch
 
@@ -47,6 +46,7 @@ def feature_ratios(products: dict[str, Float[Tensor, "M K"]]) -> dict[str, Float
 
 def expert_errors(model: PatchMoE, batch: PatchBatch) -> Float[Tensor, "M K"]:
     """`P(y f_m(x) <= 0 | cluster k)`: how often each expert alone errs on each cluster of a batch."""
-    wrong = torch.stack([batch.y * patch_cnn(batch.x, W, model.sigma) <= 0 for W in model.W.data]).double()
+    with torch.no_grad():
+        wrong = (batch.y * model.answers(batch.x).T <= 0).double()
     counts = torch.bincount(batch.cluster, minlength=len(batch.v))
     return wrong.new_zeros(len(wrong), len(counts)).index_add_(1, batch.cluster, wrong) / counts

@@ -38,6 +38,13 @@ def by_size(rows, column: str) -> tuple[Float[np.ndarray, " S"], Float[np.ndarra
     return table.index.to_numpy(float), table.to_numpy(float)
 
 
+def log_slope(sizes, values) -> np.floating | np.ndarray:
+    """Slope of the line of least squares through logarithms, `values ~ sizes^slope`, along the first dimension."""
+    x = np.log(np.asarray(sizes, float))
+    x = x - x.mean()
+    return np.tensordot(x, np.log(np.asarray(values, float)), 1) / (x @ x)
+
+
 def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Exponent:
     """Fit `rms(values) ~ sizes^slope` by least squares in logarithms.
 
@@ -58,10 +65,9 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Expo
     squares = values**2
     if not (squares.mean(1) > 0).all():
         raise ValueError("values: expected a positive finite root mean square at every size")
-    x = np.log(sizes) - np.log(sizes).mean()
 
     def slope(*squares, axis=-1):
-        return np.tensordot(x, np.log([s.mean(axis) for s in squares]), 1) / (2 * x @ x)
+        return log_slope(sizes, [s.mean(axis) for s in squares]) / 2
 
     resampling = dict(n_resamples=RESAMPLES, method="percentile", rng=stream(seed, "resampling"))
     low, high = bootstrap(tuple(squares), slope, **resampling).confidence_interval

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from moe_theory import manifest
+from moe_theory.measure.scaling import log_slope
 
 PACKAGE = Path(__file__).parents[1]
 #: The wheel carries the measurements with the package; in a checkout `benchmarks/` writes them next to itself.
@@ -22,4 +21,4 @@ def stored(name: str) -> dict:
 
 def exponent(sizes, times) -> float:
     """Slope of a line through the logarithms: 1 is proportional growth, 0 none."""
-    return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
+    return float(log_slope(sizes, times))

@@ -85,11 +85,11 @@ def chunk(model: nn.Module) -> int:
 @functools.lru_cache(maxsize=8)
 def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "count b"], Tensor]:
     """`count` batches, and the state of the generator after them; many networks are measured on the same ones."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
     return torch.stack([torch.randperm(n, generator=rng)[:batch] for _ in range(count)]), rng.get_state()
 
 
-def draw_batches(model: Routed, n: int, draws: int, batch: int, seed: int) -> Batches:
+def draw_batches(model: Routed, n: int, draws: int, batch: int, *, seed: int) -> Batches:
     """Batches without repetition within each, out of n examples, and Gumbel noise of the model's shape.
 
     Raises:
@@ -119,7 +119,7 @@ def losses(model: Routed) -> Callable:
     return function
 
 
-def two_steps(
+def step_parameters(
     model: Routed, x: Shaped[Tensor, "n ..."], y: Int[Tensor, " n"], rate: float, plan: Batches
 ) -> tuple[Parameters, Parameters]:
     """Theta_1 and Theta_2 of the D draws of a plan: every parameter with a first dimension of D."""
@@ -264,6 +264,7 @@ def estimate(
     x: Shaped[Tensor, "n ..."],
     y: Int[Tensor, " n"],
     rate: float,
+    *,
     draws: int = DRAWS,
     batch: int = BATCH,
     seed: int = 0,
@@ -282,7 +283,7 @@ def estimate(
             by side, or steps that lead to the same point, where L and beta are not defined.
     """
     check.positive("rate", rate)
-    plan = draw_batches(model, len(x), draws, batch, seed)
+    plan = draw_batches(model, len(x), draws, batch, seed=seed)
     parts = [_estimate(model, x, y, rate, part) for part in plan.chunks(chunk(model))]
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
@@ -294,7 +295,7 @@ def _estimate(model: Routed, x: Tensor, y: Tensor, rate: float, plan: Batches) -
     """`estimate` for one chunk of draws."""
     third = x[plan.index[:, 2]], y[plan.index[:, 2]], plan.noise[:, 2]
     zeros, traced = _zeros(model, third[0][0], third[2][0]), vmap(traces(model), in_dims=(0, None, 0, 0, 0))
-    theta = two_steps(model, x, y, rate, plan)
+    theta = step_parameters(model, x, y, rate, plan)
     (l1, pi1, trace1), (l2, pi2, trace2) = (traced(p, zeros, *third) for p in theta)
     layers = _layers(model)
     apart = sum(squared_difference(layers[name], trace1[name], trace2[name]) for name in zeros)
@@ -312,11 +313,11 @@ def _norm(tensors: Parameters) -> Float[Tensor, " D"]:
 
 
 def estimate_loop(
-    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
+    model: Routed, x: Tensor, y: Tensor, rate: float, *, draws: int = DRAWS, batch: int = BATCH, seed: int = 0
 ) -> Draws:
     """`estimate` as the definition reads: one draw, one example after the other, by ordinary autograd."""
     check.positive("rate", rate)
-    plan = draw_batches(model, len(x), draws, batch, seed)
+    plan = draw_batches(model, len(x), draws, batch, seed=seed)
     theta_0 = {name: p.detach() for name, p in model.named_parameters()}
     return Draws(*torch.stack([_one_draw(model, theta_0, x, y, rate, *pair) for pair in zip(*plan, strict=True)]).T)
 

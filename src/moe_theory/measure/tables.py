@@ -1,4 +1,4 @@
-"""Dispatch tables n_km as lists, as arrays and as labels (Chen et al. 2022, Tables 4 to 6)."""
+"""What stored rows hold as lists: histories, and dispatch tables n_km (Chen et al. 2022, Tables 4 to 6)."""
 
 from collections.abc import Iterable
 

@@ -39,11 +39,6 @@ ACTIVATIONS = {
 }
 
 
-def activation(name: str) -> Activation:
-    """The activation of that name; ValueError names the ones there are."""
-    return ACTIVATIONS[check.choice("activation", name, ACTIVATIONS)]
-
-
 def patch_cnn(x: Float[Tensor, "n P d"], W: Float[Tensor, "J d"], sigma: Activation) -> Float[Tensor, " n"]:
     """Eq. 3.1: `f(x) = sum_j sum_p sigma(<w_j, x_p>)`, one expert on n examples."""
     return sigma.value(x @ W.T).sum((1, 2))
@@ -64,11 +59,11 @@ class PatchCNN(nn.Module):
         seed: draws weights and biases from Unif[-1/sqrt(d), 1/sqrt(d)], the default of a convolution.
     """
 
-    def __init__(self, d: int, filters: int, activation_name: str, seed: int):
+    def __init__(self, d: int, filters: int, activation: str, seed: int):
         super().__init__()
         if check.integer("filters", filters, 2) % 2:
             raise ValueError(f"filters: expected an even number, half for each sign, got {filters}")
-        self.sigma = activation(activation_name)
+        self.sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)]
         draw = torch.from_numpy(stream(seed, "weights").uniform(-1, 1, (filters, d + 1))).float() / math.sqrt(d)
         self.w = nn.Parameter(draw[:, :d].clone())
         self.b = nn.Parameter(draw[:, d].clone())

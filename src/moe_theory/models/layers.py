@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 
 
-def normal(*shape: int, rng: torch.Generator) -> nn.Parameter:
+def drawn(*shape: int, rng: torch.Generator) -> nn.Parameter:
     """Weights from N(0, 1/fan_in), the fan-in being the last dimension."""
     return nn.Parameter(torch.randn(*shape, generator=rng) / math.sqrt(shape[-1]))
 
@@ -20,7 +20,7 @@ class Linear(nn.Module):
 
     def __init__(self, d: int, out: int, rng: torch.Generator):
         super().__init__()
-        self.W = normal(check.integer("out", out, 1), check.integer("d", d, 1), rng=rng)
+        self.W = drawn(check.integer("out", out, 1), check.integer("d", d, 1), rng=rng)
         self.b = nn.Parameter(torch.zeros(out))
 
     def forward(self, a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch out"]:
@@ -33,8 +33,10 @@ class Stack(nn.Module):
 
     def __init__(self, d: int, out: int, experts: int, rng: torch.Generator):
         super().__init__()
-        check.integer("d", d, 1), check.integer("out", out, 1), check.integer("experts", experts, 1)
-        self.W, self.b = normal(experts, out, d, rng=rng), nn.Parameter(torch.zeros(experts, out))
+        check.integer("d", d, 1)
+        check.integer("out", out, 1)
+        check.integer("experts", experts, 1)
+        self.W, self.b = drawn(experts, out, d, rng=rng), nn.Parameter(torch.zeros(experts, out))
 
     def forward(self, a: Float[Tensor, "*batch M d"]) -> Float[Tensor, "*batch M out"]:
         """The outputs of the M layers."""

@@ -77,9 +77,17 @@ def draw_measure(k: int, d: int, seed: int, router_scale: float = 1.0, expert_sc
 
     Args:
         k: number of atoms; d: dimension of the inputs.
+        seed: draws them.
+        router_scale, expert_scale: of (beta0, beta1) and of eta, >= 0.
+
+    Raises:
+        ValueError: for an argument outside its range, naming it.
     """
-    check.integer("k", k, 1), check.integer("d", d, 1)
-    rng = torch.Generator().manual_seed(seed)
+    check.integer("k", k, 1)
+    check.integer("d", d, 1)
+    check.not_negative("router_scale", router_scale)
+    check.not_negative("expert_scale", expert_scale)
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
     draw = torch.randn(k, 2 * d + 2, generator=rng, dtype=torch.float64) / math.sqrt(d)
     beta0, beta1, eta = draw.split([1, d, d + 1], 1)
     beta0 = router_scale * beta0[:, 0]
@@ -134,7 +142,7 @@ def slopes(scores: Float[Tensor, "*batch k"], z: Float[Tensor, "*batch k"], phi:
 
 
 def jacobian(
-    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", in_s: bool = False
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", *, in_s: bool = False
 ) -> Float[Tensor, "n p"]:
     """Derivatives of the regression function at n inputs in all its parameters, beta_0 included, see `slopes`.
 

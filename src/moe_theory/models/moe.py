@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
-from moe_theory.models.experts import activation, patch_cnn
+from moe_theory.models.experts import ACTIVATIONS, patch_cnn
 from moe_theory.models.routers import LinearRouter, top1_noisy
 from moe_theory.streams import stream
 
@@ -35,16 +35,21 @@ class PatchMoE(nn.Module):
         experts: int = 8,
         filters: int = 16,
         activation_name: str = "cubic",
+        *,
         sigma_0: float = 0.01,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
         self.router = LinearRouter(d, experts, dtype)
-        self.sigma = activation(activation_name)
+        self.sigma = ACTIVATIONS[check.choice("activation_name", activation_name, ACTIVATIONS)]
         shape = (experts, check.integer("filters", filters, 1), d)
         W = torch.from_numpy(stream(seed, "weights").standard_normal(shape))
         self.W = nn.Parameter((check.positive("sigma_0", sigma_0) * W).to(dtype))
+
+    def answers(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
+        """`f_m(x_i)`: each example through every expert."""
+        return torch.stack([patch_cnn(x, W, self.sigma) for W in self.W], 1)
 
     def dispatched(self, x: Float[Tensor, "n P d"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """`f_{m_i}(x_i)`: each example through its own expert only.

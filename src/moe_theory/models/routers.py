@@ -55,7 +55,7 @@ class Router(ABC):
 
     def slope(self, beta1: Vectors) -> Float[Tensor, "*batch d d"]:
         """`s'(beta1)`, the derivative of coordinate a of s in row a."""
-        e = torch.eye(beta1.shape[-1], dtype=beta1.dtype).expand(*beta1.shape, beta1.shape[-1])
+        e = torch.eye(beta1.shape[-1], dtype=beta1.dtype, device=beta1.device).expand(*beta1.shape, beta1.shape[-1])
         return self.pull_back(beta1[..., None, :], e)
 
     def gauge(self, s: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch d d"]:
@@ -64,7 +64,7 @@ class Router(ABC):
         Every shift adds the same to all scores of an input. In a ball all are free; on a sphere, to first order,
         those orthogonal to every embedding.
         """
-        eye = torch.eye(s.shape[-1], dtype=s.dtype)
+        eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         return eye - torch.linalg.pinv(s) @ s if self.sphere else eye.expand(*s.shape[:-2], *eye.shape)
 
     def scores(
@@ -180,6 +180,11 @@ class Perturbed(Router):
 ROUTERS: dict[str, type[Router]] = {"linear": Linear, "cosine": Cosine, "perturbed": Perturbed}
 
 
+def as_router(router: Router | str) -> Router:
+    """The router itself, or `ROUTERS[name]()`; ValueError for anything else."""
+    return router if isinstance(router, Router) else ROUTERS[check.choice("router", router, ROUTERS)]()
+
+
 class LinearRouter(nn.Module):
     """The gating network of Chen et al. (2022), Section 3.2: `h_m(x) = sum_p <theta_m, x_p>`.
 
@@ -223,10 +228,11 @@ class CosineRouter(nn.Module):
 
     router: Router = Cosine()
 
-    def __init__(self, d: int, experts: int, seed: int = 0):
+    def __init__(self, d: int, experts: int, *, seed: int = 0):
         super().__init__()
-        check.integer("d", d, 1), check.integer("experts", experts, 1)
-        rng = torch.Generator().manual_seed(seed)
+        check.integer("d", d, 1)
+        check.integer("experts", experts, 1)
+        rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.beta1 = nn.Parameter(torch.randn(experts, d, generator=rng) / math.sqrt(d))
         self.beta0 = nn.Parameter(torch.zeros(experts))
 
@@ -255,8 +261,8 @@ class PerturbedCosineRouter(CosineRouter):
         router, beta1, beta0: as in `CosineRouter`.
     """
 
-    def __init__(self, d: int, experts: int, tau: float = 0.1, seed: int = 0):
-        super().__init__(d, experts, seed)
+    def __init__(self, d: int, experts: int, *, tau: float = 0.1, seed: int = 0):
+        super().__init__(d, experts, seed=seed)
         self.router = Perturbed(tau)
 
 
@@ -273,7 +279,7 @@ class MLPRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.hidden, self.logits = layers.Linear(d, width, rng), layers.Linear(width, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
@@ -297,7 +303,7 @@ class MultiHeadRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.hidden, self.logits = layers.Fan(d, width, experts, rng), layers.Stack(width, 1, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
@@ -443,6 +449,14 @@ def known(rule: Rule) -> Rule:
     return rule
 
 
-def gumbel(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+def with_softmax(rule: Rule) -> Rule:
+    """A rule whose gates a closed form may take for a softmax; ValueError for one that makes them itself."""
+    own = [name for name in ("gates", "shares") if getattr(type(known(rule)), name) is not getattr(Rule, name)]
+    if own:
+        raise ValueError(f"rule: expected gates of a softmax, got {rule!r}, whose class has {own} of its own")
+    return rule
+
+
+def gumbel(shape: tuple[int, ...], rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard Gumbel variables, `-log E` with E standard exponential."""
-    return -torch.empty(shape, dtype=dtype).exponential_(generator=generator).log()
+    return -torch.empty(shape, dtype=dtype).exponential_(generator=rng).log()

@@ -22,13 +22,13 @@ class Experts(nn.Module):
 
     Args:
         d: dimension of an input; experts: number M; width: hidden units; out: dimension of an output.
-        activation_name: a key of `ACTIVATIONS`; rng: draws the weights.
+        activation: a key of `ACTIVATIONS`; rng: draws the weights.
     """
 
-    def __init__(self, d: int, experts: int, width: int, out: int, activation_name: str, rng: torch.Generator):
+    def __init__(self, d: int, experts: int, width: int, out: int, activation: str, rng: torch.Generator):
         super().__init__()
         self.hidden, self.out = Fan(d, width, experts, rng), Stack(width, out, experts, rng)
-        self.sigma = ACTIVATIONS[check.choice("activation_name", activation_name, ACTIVATIONS)].value
+        self.sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)].value
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M out"]:
         """What every expert answers."""
@@ -36,26 +36,26 @@ class Experts(nn.Module):
 
 
 class SparseBlock(nn.Module):
-    """`F(x) = scale * sum_m pi_m(x) f_m(x)` with the gates of one of the three rules.
+    """`F(x) = scale * sum_m pi_m(x) f_m(x)` with the gates of a rule.
 
     Every expert is computed and those not selected get the gate 0, so that the block runs under
     `torch.func.vmap`.
 
     Args:
         d, out: dimensions of an input and an output; experts: number M.
-        rule: one of `moe_theory.models.routers.RULES`; k: experts selected for an input; heads: "single" or "multi".
-        activation_name: of the experts; seed: draws experts and router from two streams.
+        rule: a `moe_theory.models.routers.Rule`; k: experts selected for an input; heads: "single" or "multi".
+        activation: of the experts; seed: draws experts and router from two streams.
 
     Attributes:
         scale: constant factor of the output, 1 unless set.
     """
 
-    def __init__(self, d: int, experts: int, out: int, rule: Rule, k: int, heads: str, activation_name: str, seed: int):
+    def __init__(self, d: int, experts: int, out: int, *, rule: Rule, k: int, heads: str, activation: str, seed: int):
         super().__init__()
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
         rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0))
-        self.experts = Experts(d, experts, WIDTH, out, activation_name, rng)
+        self.experts = Experts(d, experts, WIDTH, out, activation, rng)
         self.router = HEADS[check.choice("heads", heads, HEADS)](d, experts, WIDTH, 2 * seed + 1)
         self.rule, self.k, self.scale = known(rule), k, 1.0
 
@@ -94,7 +94,7 @@ class SparseMLP(SparseNetwork):
 
     def __init__(self, d: int, classes: int, experts: int, rule: Rule, k: int, heads: str, seed: int):
         super().__init__()
-        self.block = SparseBlock(d, experts, classes, rule, k, heads, "relu", seed)
+        self.block = SparseBlock(d, experts, classes, rule=rule, k=k, heads=heads, activation="relu", seed=seed)
 
     def forward(self, x: Float[Tensor, "n d"], noise: Float[Tensor, "n M"]):
         """Logits and gates (n, M)."""
@@ -113,16 +113,19 @@ class SparseCNN(SparseNetwork):
     image's windows: products of stacked matrices are faster than stacked convolutions.
 
     Args:
-        side: height and width of an image, a multiple of 4; the others as in `SparseMLP`.
+        side: height and width of an image, a multiple of 4.
+        classes, experts, rule, k, heads, seed: as in `SparseMLP`.
     """
 
-    def __init__(self, side: int, classes: int, experts: int, rule: Rule, k: int, heads: str, seed: int):
+    def __init__(self, side: int, classes: int, experts: int, *, rule: Rule, k: int, heads: str, seed: int):
         super().__init__()
         if check.integer("side", side, 4) % 4:
             raise ValueError(f"side: expected a multiple of 4, got {side}")
         rng = torch.Generator().manual_seed(2 * seed + 2**31)
         self.first, self.second = Linear(25, 8, rng), Linear(32, 8, rng)
-        self.block = SparseBlock(side * side // 2, experts, classes, rule, k, heads, "relu", seed)
+        self.block = SparseBlock(
+            side * side // 2, experts, classes, rule=rule, k=k, heads=heads, activation="relu", seed=seed
+        )
 
     def forward(self, x: Float[Tensor, "n 1 side side"], noise: Float[Tensor, "n M"]):
         """Logits and gates (n, M)."""
@@ -149,6 +152,7 @@ class SparseTransformer(SparseNetwork):
         d: int,
         classes: int,
         experts: int,
+        *,
         rule: Rule,
         k: int,
         heads: str,
@@ -159,7 +163,7 @@ class SparseTransformer(SparseNetwork):
         self.words = Words(vocabulary, d, rng)
         self.query, self.key, self.value, self.mix = (Linear(d, d, rng) for _ in range(4))
         self.classes = Linear(d, classes, rng)
-        self.block = SparseBlock(d, experts, d, rule, k, heads, "cubic", seed)
+        self.block = SparseBlock(d, experts, d, rule=rule, k=k, heads=heads, activation="cubic", seed=seed)
         angle = torch.arange(length)[:, None] / 10_000 ** (torch.arange(0, d, 2) / d)
         self.register_buffer("places", torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d])
 

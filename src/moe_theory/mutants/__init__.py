@@ -5,6 +5,7 @@ of the claim's chapter, or the stored rows as they are loaded. Running it execut
 card depends on, in a process of its own that sees the changed copy; nothing on disk changes. If no check on the way
 refuses, the mutant has survived, and the check is worth less than it seems.
 
-The mutants of a chapter stand in the file of its name in this folder, what became of them in
-`outcomes.json`. `python -m moe_theory.mutants list | run [CLAIM ...] | spotcheck SEED | status`.
+The mutants of a chapter stand in the file of its name in this folder, what became of them in `outcomes.json`,
+which holds as long as cards are judged by the same code, whose hash is in `judge.txt`.
+`python -m moe_theory.mutants list | run [CLAIM ...] | spotcheck SEED | status`.
 """

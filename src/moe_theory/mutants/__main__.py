@@ -51,6 +51,8 @@ def _bad(outcome: str, survives: str) -> bool:
 
 def run(chosen: list[Mutant], jobs: int) -> int:
     """Run mutants, storing what became of each as it ends; 1 if one survives that must not, or is broken."""
+    if registry.outdated():
+        print("cards are judged otherwise than when outcomes were stored: all mutants have to be run", file=sys.stderr)
     start, made_by, known, everyone = time.perf_counter(), provenance(), outcomes(), mutants()
     by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
     todo = tasks(chosen)

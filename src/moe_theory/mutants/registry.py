@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent
 NOTEBOOKS = FOLDER.parents[2] / "notebooks"
 OUTCOMES = FOLDER / "outcomes.json"
+JUDGE = "judge.txt"  # beside the outcomes: the hash of the code that judged them
 
 KINDS = {
     "quantitative": "a constant or a measured number off by 5 %, or by one standard error where it is estimated",
@@ -184,9 +185,43 @@ def lacking() -> dict[str, list[str]]:
     return {claim: missing for claim, missing in lack.items() if missing}
 
 
+class _Judging(ast.NodeTransformer):
+    """What a definition does, without docstrings, properties (the texts of a card) and f-strings (error messages)."""
+
+    def _bare(self, node):
+        self.generic_visit(node)
+        node.body = node.body[ast.get_docstring(node) is not None :] or [ast.Pass()]
+        return node
+
+    visit_Module = visit_ClassDef = _bare
+
+    def visit_JoinedStr(self, node):
+        return ast.Constant("")
+
+    def visit_FunctionDef(self, node):
+        return None if any(ast.unparse(d) == "property" for d in node.decorator_list) else self._bare(node)
+
+
+def judge() -> str:
+    """Hash of the syntax by which a card is judged: evidence.py, and `check` and `settle` of claims.py, less texts.
+
+    Every outcome rests on it, so one hash is stored beside them all.
+    """
+    evidence, cards = (ast.parse(_file(f"{name}.py")) for name in ("evidence", "claims"))
+    judging = [n for n in cards.body if isinstance(n, ast.FunctionDef) and n.name in ("check", "settle")]
+    trees = [_Judging().visit(tree) for tree in (evidence, *judging)]
+    return hashlib.sha256(json.dumps([ast.unparse(tree) for tree in trees]).encode()).hexdigest()[:16]
+
+
+def outdated() -> bool:
+    """Whether outcomes are stored that other code than today's has judged."""
+    stored = OUTCOMES.with_name(JUDGE)
+    return OUTCOMES.exists() and not (stored.exists() and stored.read_text(encoding="utf-8").strip() == judge())
+
+
 def outcomes() -> dict[str, dict]:
-    """What became of each mutant when it was last run, by its id."""
-    return json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
+    """What became of each mutant when it was last run, by its id; nothing, if the outcomes are `outdated`."""
+    return json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() and not outdated() else {}
 
 
 def store(known: dict[str, dict], everyone: list[Mutant]) -> None:
@@ -196,6 +231,7 @@ def store(known: dict[str, dict], everyone: list[Mutant]) -> None:
     new = OUTCOMES.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(OUTCOMES)
+    OUTCOMES.with_name(JUDGE).write_text(judge() + "\n", encoding="utf-8")
 
 
 def outcomes_by_claim() -> dict[str, list[dict]]:

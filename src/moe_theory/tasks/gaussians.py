@@ -32,15 +32,17 @@ class GaussianClasses:
         mean: (classes, d); scale: (classes,).
     """
 
-    def __init__(self, classes: int = 10, d: int = 128, spread: float = 0.3, seed: int = 0):
-        check.integer("classes", classes, 2), check.integer("d", d, 1), check.positive("spread", spread)
-        rng = torch.Generator().manual_seed(2 * seed)
+    def __init__(self, classes: int = 10, d: int = 128, *, spread: float = 0.3, seed: int = 0):
+        check.integer("classes", classes, 2)
+        check.integer("d", d, 1)
+        check.positive("spread", spread)
+        rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0))
         self.mean = spread * torch.randn(classes, d, generator=rng)
         self.scale = 0.5 + torch.rand(classes, generator=rng)
 
     def sample(self, n: int, seed: int) -> Labelled:
         """n examples of each class, in random order."""
         classes, d = self.mean.shape
-        rng = torch.Generator().manual_seed(2 * seed + 1)
+        rng = torch.Generator().manual_seed(2 * check.integer("seed", seed, 0) + 1)
         y = torch.arange(classes).repeat(check.integer("n", n, 1))[torch.randperm(classes * n, generator=rng)]
         return Labelled(self.mean[y] + self.scale[y, None] * torch.randn(classes * n, d, generator=rng), y)

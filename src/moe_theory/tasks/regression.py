@@ -8,24 +8,29 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 
+#: Standard deviation of the responses about the regression function (E.1).
+NOISE = 0.1
+
 
 def uniform_inputs(n: int, d: int, seed: int) -> Float[Tensor, "n d"]:
     """n inputs from Uniform([-1, 1]^d), float64."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
     return torch.rand(check.integer("n", n, 1), check.integer("d", d, 1), generator=rng, dtype=torch.float64) * 2 - 1
 
 
 def sample_regression(
-    f: Callable[[Tensor], Tensor], n: int, d: int, seed: int, noise: float = 0.1
+    f: Callable[[Tensor], Tensor], n: int, d: int, seed: int, noise: float = NOISE
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """Inputs from the cube and `y = f(x) + noise N(0, 1)` (Eq. 1).
 
     Args:
         f: maps (n, d) to (n,).
+        n, d: number of inputs, and their dimension.
         seed: of inputs and noise, drawn from two streams.
-        noise: standard deviation, >= 0; 0.1 in E.1.
+        noise: standard deviation, >= 0.
     """
     check.not_negative("noise", noise)
+    check.integer("seed", seed, 0)
     x = uniform_inputs(n, d, 2 * seed)
     rng = torch.Generator().manual_seed(2 * seed + 1)
     return x, f(x) + noise * torch.randn(n, generator=rng, dtype=x.dtype)

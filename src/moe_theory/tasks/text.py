@@ -96,7 +96,7 @@ class Texts:
         return len(self.words)
 
 
-def load_text(source: str, n_train: int, n_test: int, vocabulary: int = 500, seed: int = 0) -> Texts:
+def load_text(source: str, n_train: int, n_test: int, *, vocabulary: int = 500, seed: int = 0) -> Texts:
     """Draw a text classification task from one of three sources.
 
     "manual pages": windows of 16 words of Debian's manpages and manpages-dev; class: the section. No page gives
@@ -104,6 +104,7 @@ def load_text(source: str, n_train: int, n_test: int, vocabulary: int = 500, see
     "python topics": the documentation inside Python (`pydoc_data`), in 4 classes, split by topic; small.
 
     Args:
+        source: one of `SOURCES`.
         n_train, n_test: examples; for the manual pages and the topics, equally many of each of the 4 classes.
         vocabulary: word numbers, 0 included: the most frequent words of the examples drawn for training.
         seed: of the split and of the draw.

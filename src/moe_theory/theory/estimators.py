@@ -42,7 +42,7 @@ def vector_losses(model: Routed):
     return function
 
 
-def example_loss(model: Routed):
+def loss_of_one(model: Routed):
     """`(theta, x_i, y_i) -> loss` of one example."""
     function = vector_losses(model)
     return lambda theta, x_i, y_i: function(theta, x_i[None], y_i[None])[0][0]
@@ -50,14 +50,14 @@ def example_loss(model: Routed):
 
 def example_gradients(model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]) -> Float[Tensor, "n P"]:
     """The gradient `g_x` of every example's loss."""
-    return vmap(grad(example_loss(model)), (None, 0, 0))(parameter_vector(model), x, y)
+    return vmap(grad(loss_of_one(model)), (None, 0, 0))(parameter_vector(model), x, y)
 
 
 def exact_constants(
     model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
     """`|g_x|` and `|Hess l_x|`, the largest absolute eigenvalue, of every example; their maxima are L and beta."""
-    H = vmap(hessian(example_loss(model)), (None, 0, 0))(parameter_vector(model), x, y)
+    H = vmap(hessian(loss_of_one(model)), (None, 0, 0))(parameter_vector(model), x, y)
     return example_gradients(model, x, y).norm(dim=1), torch.linalg.eigvalsh(H).abs().amax(1)
 
 
@@ -72,15 +72,15 @@ class Steps(NamedTuple):
 def two_steps(model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batch: int, seed: int) -> Steps:
     """Theta_1, Theta_2 and B3 of the draws that `estimate` makes with these arguments."""
     check.positive("rate", rate)
-    plan = draw_batches(model, len(x), draws, batch, seed)
-    pairs = (stability.two_steps(model, x, y, rate, part) for part in plan.chunks(chunk(model)))
+    plan = draw_batches(model, len(x), draws, batch, seed=seed)
+    pairs = (stability.step_parameters(model, x, y, rate, part) for part in plan.chunks(chunk(model)))
     vectors = [[torch.cat([p.flatten(1) for p in theta.values()], 1) for theta in pair] for pair in pairs]
     one, two = (torch.cat(parts) for parts in zip(*vectors, strict=True))
     return Steps(one, two, plan.index[:, 2])
 
 
 def parts_of_eps(
-    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, batch: int = BATCH, seed: int = 0
+    model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, *, batch: int = BATCH, seed: int = 0
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
     steps = two_steps(model, x, y, rate, draws, batch, seed)
@@ -102,23 +102,24 @@ class Segment(NamedTuple):
     curvature: Float[Tensor, "D"]
 
 
-def segment_means(model: Routed, x: Tensor, y: Tensor, steps: Steps, nodes: int = 3) -> Segment:
+def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int = 3) -> Segment:
     """What the estimates L and beta of a draw cannot exceed if no selected set and no kink changes on the way.
 
     Args:
-        x, y: the training set; steps: what `two_steps` gives; nodes: midpoints at which a segment is evaluated.
+        model, x, y: the network and its training set; ends: what `two_steps` gives.
+        nodes: midpoints at which a segment is evaluated.
     """
-    way = steps.two - steps.one
+    way = ends.two - ends.one
     u = way / way.norm(dim=1, keepdim=True)
-    gradient = grad(example_loss(model))
+    gradient = grad(loss_of_one(model))
 
     def along(theta: Tensor, u: Tensor, x_i: Tensor, y_i: Tensor) -> tuple[Tensor, Tensor]:
         g, Hu = jvp(lambda w: gradient(w, x_i, y_i), (theta,), (u,))
         return (g @ u).abs(), Hu.norm()
 
-    evaluate, data = vmap(vmap(along, (None, None, 0, 0))), (x[steps.third], y[steps.third])
+    evaluate, data = vmap(vmap(along, (None, None, 0, 0))), (x[ends.third], y[ends.third])
     middle = (torch.arange(check.integer("nodes", nodes, 1)) + 0.5) / nodes
-    found = [evaluate(steps.one + float(t) * way, u, *data) for t in middle]
+    found = [evaluate(ends.one + float(t) * way, u, *data) for t in middle]
     return Segment(*(torch.stack(part).mean((0, 2)) for part in zip(*found, strict=True)))
 
 

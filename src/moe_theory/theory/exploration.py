@@ -53,7 +53,7 @@ def near_tie_bound(N: int, G: float) -> float:
     return 2 * _fraction("G", G) * math.log(check.integer("N", N, 3)) / (1 - G) ** 2
 
 
-def coverage_probability(K: int, M: int) -> float:
+def coverage_probability(K: int, experts: int) -> float:
     """The chance that none of K sets M_k is empty when each of M experts joins one at random (Lemma D.4).
 
     Inclusion and exclusion: `sum_j (-1)^j binom(K, j) (1 - j/K)^M`.
@@ -62,7 +62,7 @@ def coverage_probability(K: int, M: int) -> float:
         ValueError: for an argument outside its range.
     """
     check.integer("K", K, 1)
-    check.integer("M", M, 1)
+    M = check.integer("experts", experts, 1)
     j = np.arange(K + 1)
     return float(((-1.0) ** j * comb(K, j, exact=False) * (1 - j / K) ** M).sum())
 
@@ -88,7 +88,7 @@ def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
     return y_0 * (1 + G) / (G - jump)
 
 
-def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: int = 4000) -> Float[Tensor, " N"]:
+def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps: int = 4000) -> Float[Tensor, " N"]:
     """Where the race `dx = c x^2 dtau` stands when the racers have come `path` together.
 
     Normalized descent fixes the length of an expert's path, not its time: the race has run until
@@ -110,7 +110,7 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, steps: i
     pace = (c * x_0)[runs]
     leader = pace.argmax()
     farthest = 1 + path / x_0[runs][leader]  # by this factor the leader alone would have come `path`
-    grown = torch.logspace(0, math.log10(farthest), steps, dtype=torch.float64)
+    grown = torch.logspace(0, math.log10(farthest), steps, dtype=torch.float64, device=x_0.device)
     elapsed = (1 - 1 / grown) / pace[leader]
     x = x_0[runs] / (1 - pace * elapsed[:, None])
     length = torch.cat([x.new_zeros(1), (x[1:] - x[:-1]).norm(dim=1).cumsum(0)])

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from moe_theory.models.mixture import MixingMeasure, jacobian
 from moe_theory.models.routers import Router
-
-NOISE = 0.1  # standard deviation of the responses, as in `moe_theory.tasks.regression`
+from moe_theory.tasks.regression import NOISE
 
 
 def standard_errors(
@@ -22,6 +21,7 @@ def standard_errors(
     Args:
         G: the truth, as many atoms as are fitted.
         x: inputs over which J^T J is averaged, many more than parameters.
+        router, expert: of the truth and of what is fitted; expert is a key of `moe_theory.models.mixture.EXPERTS`.
 
     Raises:
         ValueError: for fewer inputs than parameters.
@@ -38,15 +38,15 @@ def standard_errors(
 def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
     """Linear maps from the errors (beta0, beta1, eta) to the parts."""
     k, d = G.beta1.shape
-    dtype = G.beta1.dtype
-    centre = torch.eye(k, dtype=dtype) - 1 / k
+    like = dict(dtype=G.beta1.dtype, device=G.beta1.device)
+    centre = torch.eye(k, **like) - 1 / k
     slopes = torch.block_diag(*router.slope(G.beta1))
     gauge = router.gauge(router.embedding(G.beta1))
-    direction = torch.eye(k * d, dtype=dtype) - torch.kron(torch.full((k, k), 1 / k, dtype=dtype), gauge)
-    blocks = {"weight": centre, "direction": direction @ slopes, "expert": torch.eye(k * (d + 1), dtype=dtype)}
+    direction = torch.eye(k * d, **like) - torch.kron(torch.full((k, k), 1 / k, **like), gauge)
+    blocks = {"weight": centre, "direction": direction @ slopes, "expert": torch.eye(k * (d + 1), **like)}
     sizes, maps, column = {"weight": k, "direction": k * d, "expert": k * (d + 1)}, {}, 0
     for name, size in sizes.items():
-        maps[name] = torch.zeros(blocks[name].shape[0], k * (2 * d + 2), dtype=dtype)
+        maps[name] = torch.zeros(blocks[name].shape[0], k * (2 * d + 2), **like)
         maps[name][:, column : column + size] = blocks[name]
         column += size
     by_weight = torch.block_diag(*G.eta.split(1)).T @ centre

@@ -41,7 +41,9 @@ def derivatives(
     """The functions of Definition 2 (order 1) or 1 (order 2) for one atom, by automatic differentiation.
 
     Args:
+        router: what s and u are.
         expert: a key of `moe_theory.models.mixture.EXPERTS`, or "constant" for `h = b`, whose eta is b alone.
+        beta1, eta: the atom; x: n inputs; order: of the derivatives, 1 or 2.
 
     Returns:
         The derivatives of H in `(beta1, eta)` by sorted tuples of coordinates: `()` is H, `(0,)` its
@@ -158,7 +160,7 @@ def count_relations(
     sigma = torch.linalg.svdvals(M / torch.where(norms > 0, norms, 1.0))
     named = [row for rows in relations(router, expert, beta1, eta, order).values() for row in rows]
     rows = [[row.get(key, 0.0) for key in found] for row in named] or [[0.0] * len(found)]
-    C = torch.tensor(rows, dtype=M.dtype)
+    C = M.new_tensor(rows)
     return Relations(
         numerical_nullity(M),
         relations_formula(router, expert, len(beta1), order),
@@ -244,6 +246,7 @@ def separation(
     router: Router,
     expert: str,
     atoms: list[int],
+    *,
     tries: tuple[tuple[int, Tensor], ...] = (),
 ) -> Separation:
     """Condition (S) at the sample x: how small second-order parts at `atoms` can be made modulo first-order ones.
@@ -255,6 +258,7 @@ def separation(
     atoms split. It ends when the share `CLOSED` of the distance found is certified, or that distance is rounding.
 
     Args:
+        G, router, expert: the mixture; x: the sample.
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
 

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, known
+from moe_theory.models.routers import Rule, known, with_softmax
+from moe_theory.theory.jacobians import deviations
 
 
 def gate_range(k: int, spread: float) -> tuple[float, float]:
@@ -37,18 +38,19 @@ def jump_bound(k: int, rule: Rule) -> float:
     `topk_softmax`, `1/(k+1)` where the softmax is over all.
 
     Raises:
-        ValueError: for a rule that is none, or a k below 1.
+        ValueError: for a rule that is none or whose gates are not those of a softmax, or a k below 1.
     """
+    with_softmax(rule)
     return 1 / (check.integer("k", k, 1) + known(rule).over_all)
 
 
 def gate_jacobian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K o"]:
     """`dF/dh_k = pi_k phi_k` with `phi_k = f_k - F`, for `F = sum pi_k f_k` and pi the softmax of the k logits."""
-    return pi[:, None] * (f - pi @ f)
+    return pi[:, None] * deviations(pi, f)
 
 
 def gate_hessian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K K o"]:
     """`d^2F/dh_k dh_l = delta_kl pi_k phi_k - pi_k pi_l (phi_k + phi_l)`: third joint cumulants under pi."""
-    phi = f - pi @ f
+    phi = deviations(pi, f)
     pairs = pi[:, None, None] * pi[None, :, None] * (phi[:, None] + phi[None, :])
     return torch.diag_embed((pi[:, None] * phi).T).permute(1, 2, 0) - pairs

@@ -4,7 +4,6 @@ The null directions of the Jacobian, and the gauge behind them: common shifts of
 sphere the norms of the router vectors. Tangents are laid out as in `moe_theory.models.mixture`.
 """
 
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian
-from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.models.routers import Router, as_router
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.regression import uniform_inputs
 
@@ -60,43 +59,42 @@ def numerical_nullity(J: Float[Tensor, "n p"]) -> int:
     return singular_gap(J).nullity
 
 
-def jacobian_at_random(router: Router, k: int, d: int, expert: str = "tanh", seed: int = 0) -> Float[Tensor, "n p"]:
+def jacobian_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> Float[Tensor, "n p"]:
     """`jacobian` at a random truth and random inputs, three for each parameter.
 
     Args:
+        router: of the truth.
         k, d: atoms and dimension of the inputs, both at least 2.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
         seed: draws the truth and the inputs.
     """
-    check.integer("k", k, 2), check.integer("d", d, 2)
+    check.integer("k", k, 2)
+    check.integer("d", d, 2)
     G = draw_measure(k, d, seed, router_scale=d**0.5, expert_scale=2.0)
     return jacobian(G, uniform_inputs(3 * k * (2 * d + 2), d, seed + 1), router, expert)
 
 
-def nullity(router: str, k: int, d: int, expert: str = "tanh", tau: float = 0.1, seed: int = 0) -> int:
+def nullity(router: Router | str, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> int:
     """Dimension of the null space of `jacobian_at_random`.
 
     Formula: d + 1 for the linear and the perturbed router, `k + max(d - k, 0) + 1` for the cosine router;
     the 1 is the common shift of beta_0.
 
     Args:
-        router: "linear", "cosine" or "perturbed".
+        router: a `Router`, or the name of one: "linear", "cosine" or "perturbed".
         k, d: atoms and dimension of the inputs, both at least 2.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
-        tau: of the perturbed router, > 0; the others have none.
         seed: draws the truth and the inputs.
 
     Raises:
         ValueError: for an argument outside its range, naming it.
     """
-    kind = ROUTERS[check.choice("router", router, ROUTERS)]
-    made = kind(**{field.name: tau for field in fields(kind) if field.name == "tau"})
-    return numerical_nullity(jacobian_at_random(made, k, d, expert, seed))
+    return numerical_nullity(jacobian_at_random(as_router(router), k, d, expert=expert, seed=seed))
 
 
-def nullity_formula(router: str, k: int, d: int) -> int:
+def nullity_formula(router: Router | str, k: int, d: int) -> int:
     """`d + 1` (in a ball: linear, perturbed) or `k + max(d - k, 0) + 1` (on a sphere: cosine)."""
-    sphere = ROUTERS[check.choice("router", router, ROUTERS)].sphere
+    sphere = as_router(router).sphere
     return k + max(d - k, 0) + 1 if sphere else d + 1
 
 
@@ -150,7 +148,7 @@ def admissible_shifts(
     """
     if (s.norm(dim=1) - 1).abs().max() > 1e-9:
         raise ValueError("s: expected unit vectors")
-    c = torch.randn(starts, s.shape[1], generator=torch_stream(seed, "start"), dtype=s.dtype)
+    c = torch.randn(starts, s.shape[1], generator=torch_stream(seed, "start"), dtype=s.dtype).to(s.device)
     for _ in range(STEPS):
         A = 2 * (s + c[:, None])
         c = c - (torch.linalg.pinv(A, rtol=1e-12) @ (A.square().sum(2, keepdim=True) / 4 - 1))[..., 0]
@@ -173,5 +171,5 @@ def centred_tangents(G: MixingMeasure, router: Router) -> Float[Tensor, "p m"]:
     rows = w.new_zeros(d + 1, k * (2 * d + 2))
     rows[0, :k] = w
     rows[1:, :k] = (w[:, None] * router.embedding(G.beta1)).T
-    rows[1:, k : k + k * d] = torch.einsum("j,ab->ajb", w, torch.eye(d, dtype=w.dtype)).flatten(1)
+    rows[1:, k : k + k * d] = torch.einsum("j,ab->ajb", w, torch.eye(d, dtype=w.dtype, device=w.device)).flatten(1)
     return torch.linalg.svd(rows).Vh[d + 1 :].T

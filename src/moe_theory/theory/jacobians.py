@@ -26,6 +26,7 @@ def router_jacobian(
     """`dF/dTheta^g = sum_k pi_k phi_k (x) dh_k = Cov_pi(f, dh)`, smooth2025, Eq. 4.
 
     Args:
+        pi, f: gates and outputs of the K experts.
         dh: gradients of the K logits in the p parameters of the router.
     """
     return torch.einsum("...k,...ko,...kp->...op", pi, deviations(pi, f), dh)
@@ -37,6 +38,7 @@ def router_norm(
     """Frobenius norm of the router's Jacobian if the rows are disjoint: `sqrt(sum_k pi_k^2 |phi_k|^2 |dh_k|^2)`.
 
     Args:
+        pi, f: gates and outputs of the K experts.
         dh: gradient of logit k in its own d parameters.
     """
     return (pi.square() * deviations(pi, f).square().sum(-1) * dh.square().sum(-1)).sum(-1).sqrt()
@@ -51,6 +53,7 @@ def input_terms(
     """The terms `c_k = pi_k (f_k (x) (dh_k - E_pi dh) + A_k)` whose sum is dF/dz, smooth2025, Eq. 8.
 
     Args:
+        pi, f: gates and outputs of the K experts.
         dh: gradients of the logits in the input.
         A: Jacobians of the experts in the input.
     """

@@ -52,12 +52,12 @@ def lower_bound_constant(
     """
     if sorted(i for block, _ in blocks for i in block) != list(range(J.shape[1])):
         raise ValueError(f"blocks: expected each of the {J.shape[1]} columns once")
-    M = whitened(J, torch.eye(J.shape[1], dtype=J.dtype) if basis is None else basis)
+    M = whitened(J, torch.eye(J.shape[1], dtype=J.dtype, device=J.device) if basis is None else basis)
     parts = [weight * M[block] for block, weight in blocks]
     together = float(torch.linalg.matrix_norm(torch.cat(parts), 2)) * len(parts) ** 0.5
     apart = sum(float(torch.linalg.matrix_norm(part, 2)) for part in parts)
     draws = torch.randn(STARTS, M.shape[1], generator=torch_stream(0, "start"), dtype=J.dtype)
-    y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws])
+    y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws.to(J.device)])
     for _ in range(STEPS):
         y = y / y.norm(dim=1, keepdim=True)
         y = sum(torch.nn.functional.normalize(y @ part.T) @ part for part in parts)
@@ -116,12 +116,12 @@ def smallest_ratio(
     router: Router,
     expert: str,
     radius: float,
-    M: Float[Tensor, "p m"],
+    basis: Float[Tensor, "p m"],
     starts: Float[Tensor, "a m"],
 ) -> Float[np.ndarray, "a 2"]:
-    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, delta in the span of M, `|delta| = radius`.
+    """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, `|delta| = radius`.
 
-    By BFGS in y, `delta = radius M y / |M y|`; M from `whitened` makes the function's change about `|y|`.
+    By BFGS in y, `delta = radius B y / |B y|`, B the basis; that of `whitened` makes the function's change about `|y|`.
 
     Returns:
         For each start, L_3 and the ratio at the end.
@@ -130,7 +130,7 @@ def smallest_ratio(
     ends = []
 
     def at(y: Tensor) -> tuple[Tensor, Tensor]:
-        delta = M @ y
+        delta = basis @ y
         return centred_ratio(G_star, x, router, expert, radius * delta / delta.norm())
 
     def logarithm(y: np.ndarray) -> tuple[float, np.ndarray]:

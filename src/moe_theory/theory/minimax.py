@@ -37,10 +37,11 @@ def split_sequence(G: MixingMeasure, n: int) -> MixingMeasure:
     """G_n below Eq. 24 (over-specified): two halves of the first atom, with `1 - 1/n` and `1 + 1/n` times its router.
 
     Args:
+        G: the truth, one atom of which is in two.
         n: at least 2. At 1 the first half would have a zero router vector, where the cosine is not defined.
     """
     check.integer("n", n, 2)
-    twice = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(len(G))])
+    twice = torch.tensor([0, *range(len(G))], device=G.beta0.device)
     halves = MixingMeasure(G.beta0[twice], G.beta1[twice], G.eta[twice])
     shift, factors = torch.zeros_like(halves.beta0), torch.ones_like(halves.beta0)
     shift[:2] = math.log(2)
@@ -93,7 +94,7 @@ def weight_bound(n: int, weight: float, noise: float, largest: float) -> float:
     same measure with beta0_1 larger by `2 noise / (largest sqrt(n))`.
 
     Args:
-        weight: exp(beta0_1).
+        n: sample size; weight: exp(beta0_1).
         noise: standard deviation of the Gaussian noise.
         largest: a bound on the absolute value of the experts.
     """

@@ -93,21 +93,21 @@ def set_probability(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"]) -> Flo
         return torch.ones_like(w[:1]).expand(len(members))
     rest = (w * ~members).sum(1, keepdim=True)
     inside = w[members.nonzero()[:, 1].reshape(-1, k)]
-    taken = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=w.dtype)] * k).reshape(-1, k)
+    taken = torch.cartesian_prod(*[w.new_tensor([0.0, 1.0])] * k).reshape(-1, k)
     return (rest / (rest + inside @ taken.mT)) @ (1 - 2 * (taken.sum(1) % 2))
 
 
 def inclusion_by_orders(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M"]:
     """`p_m` as a sum over ordered samples; M!/(M-k)! terms, for M up to 8 or so."""
     _logits(h, k)
-    order = orders(len(h), k)
+    order = orders(len(h), k).to(h.device)
     return torch.nn.functional.one_hot(order, len(h)).sum(1).double().mT @ order_probability(h, order)
 
 
 def inclusion_by_sets(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M"]:
     """`p_m` as a sum over sets, M at most 12."""
     _logits(h, k)
-    members = subsets(len(h), k)
+    members = subsets(len(h), k).to(h.device)
     return members.double().mT @ set_probability(h, members)
 
 
@@ -122,11 +122,11 @@ def inclusion_by_quadrature(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M
     h = _logits(h, k)
     w = h.exp()
     steps = BELOW + ABOVE + int(-h.detach().min() / STEP)
-    t = torch.exp(STEP * (torch.arange(steps, dtype=w.dtype) - BELOW))
+    t = torch.exp(STEP * (torch.arange(steps, dtype=w.dtype, device=w.device) - BELOW))
     coins = 1 - torch.exp(-t[:, None] * w)
-    law = torch.nn.functional.one_hot(torch.zeros(steps, len(w), dtype=torch.int64), k).to(w)
+    law = torch.nn.functional.one_hot(torch.zeros_like(coins, dtype=torch.int64), k).to(w)
     for j in range(len(w)):
-        heads = coins[:, j, None].expand(-1, len(w)) * (torch.arange(len(w)) != j)
+        heads = coins[:, j, None].expand(-1, len(w)) * (torch.arange(len(w), device=w.device) != j)
         shifted = torch.nn.functional.pad(law[..., :-1], (1, 0))
         law = law * (1 - heads)[..., None] + shifted * heads[..., None]
     density = STEP * t[:, None] * w * torch.exp(-t[:, None] * w)
@@ -146,6 +146,7 @@ def set_gates(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"], gate: str) -
     """Gates of each set, zero for experts outside it.
 
     Args:
+        h: logits; members: rows with the same number of members each.
         gate: "all" for the softmax over all M (Appendix C of smooth2025), "selected" for the softmax over the set
             (its Section 4.2), "inclusion" for the softmax over all M divided by p_m (Horvitz and Thompson).
 
@@ -162,7 +163,7 @@ def set_gates(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"], gate: str) -
 
 def expected_output(h: Float[Tensor, " M"], f: Float[Tensor, "M o"], k: int, gate: str) -> Float[Tensor, " o"]:
     """`E F_T = sum_S P(T = S) sum_{m in S} gate_m f_m` over all samples of k experts, M at most 12; f in float64."""
-    members = subsets(len(h), k)
+    members = subsets(len(h), k).to(h.device)
     return set_probability(h, members) @ (set_gates(h, members, gate) @ f)
 
 
@@ -172,12 +173,13 @@ def pathwise_and_score(
     """The two parts of the gradient of `sum_S P(T = S; h) l(S; h)` in h, by enumeration (M at most 12).
 
     Args:
+        h: logits; k: experts drawn.
         losses: (h, members) to the losses l of the sets, shape (S,).
 
     Returns:
         `sum_S P dl` (what differentiating through a draw gives on average) and `sum_S l dP` (what it omits).
     """
-    members = subsets(len(h), k)
+    members = subsets(len(h), k).to(h.device)
     h = h.detach().double().requires_grad_()
     P, l = set_probability(h, members), losses(h, members)  # noqa: E741
     (pathwise,) = torch.autograd.grad(P.detach() @ l, h, retain_graph=True, allow_unused=True, materialize_grads=True)

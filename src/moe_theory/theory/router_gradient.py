@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, known, softmax_topk, topk_set
+from moe_theory.models.routers import Rule, softmax_topk, topk_set, with_softmax
 
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
@@ -49,9 +49,10 @@ def logit_jacobian(
         rule: how they are selected; noise: what it needs.
 
     Raises:
-        ValueError: for a rule that is none, a k outside 1..M, NaN logits, or sampling without noise.
+        ValueError: for a rule that is none or whose gates are not those of a softmax, a k outside 1..M, NaN logits,
+            or sampling without noise.
     """
-    chosen = known(rule).chosen(check.finite("h", h), k, noise)
+    chosen = with_softmax(rule).chosen(check.finite("h", h), k, noise)
     share = rule.shares(h, chosen)
     gates = share * chosen
     F = (gates[..., None] * f).sum(-2, keepdim=True)

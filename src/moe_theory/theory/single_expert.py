@@ -18,6 +18,8 @@ from moe_theory import _validate as check
 from moe_theory.models.experts import PatchCNN
 from moe_theory.tasks.patches import NOISE, PatchBatch, PatchTask
 
+LARGEST = 20.0  # |f| that `best_additive_accuracy` allows, in units of the margin
+
 
 def four_points(task: PatchTask, batch: PatchBatch) -> tuple[Float[Tensor, "n 4 P d"], Float[Tensor, "n 4"]]:
     """The four examples of Appendix B built from each example of a batch, and their labels.
@@ -103,9 +105,7 @@ def error_floor(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"]) -> float
     return float(np.minimum(forward, forward.T).sum() / 8)
 
 
-def best_additive_accuracy(
-    p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2, bound: float = 20.0
-) -> float:
+def best_additive_accuracy(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2) -> float:
     """The best accuracy of any additive expert on a grid of strengths, by mixed-integer programming.
 
     The unknowns are f(s_i v_k), f(-s_i v_k), f(c_k) and, for each configuration of the data, whether
@@ -114,12 +114,16 @@ def best_additive_accuracy(
 
     Args:
         p, q: laws of alpha and gamma on the grid.
-        K: number of clusters.
-        bound: largest |f| allowed, in units of the margin.
+        K: number of clusters, at least 2.
 
     Raises:
+        ValueError: for a K below 2, or what are not two laws on one grid.
         RuntimeError: if the solver does not prove optimality.
     """
+    check.integer("K", K, 2)
+    for name, law in (("p", p), ("q", q)):
+        if np.shape(law) != np.shape(p) or np.ndim(law) != 1 or np.min(law) < 0 or not abs(np.sum(law) - 1) < 1e-9:
+            raise ValueError(f"{name}: expected probabilities on the grid of both laws, of sum 1, got {law!r}")
     S = len(p)
     signals, configurations, weights = 2 * K * S, [], []
     for k, other in itertools.permutations(range(K), 2):
@@ -131,7 +135,7 @@ def best_additive_accuracy(
             configurations.append(row)
             weights.append(p[a] * q[b] / (4 * K * (K - 1)))
     n = len(weights)
-    slack = 3 * bound + 1
+    slack = 3 * LARGEST + 1
     rule = LinearConstraint(np.hstack([np.array(configurations), -slack * np.eye(n)]), lb=1 - slack)
     rising = np.diff(np.eye(signals + K + n)[signals : signals + K], axis=0)
     found = milp(
@@ -139,8 +143,8 @@ def best_additive_accuracy(
         constraints=[rule, LinearConstraint(rising, lb=0)],
         integrality=np.concatenate([np.zeros(signals + K), np.ones(n)]),
         bounds=Bounds(
-            np.concatenate([np.full(signals + K, -bound), np.zeros(n)]),
-            np.concatenate([np.full(signals + K, bound), np.ones(n)]),
+            np.concatenate([np.full(signals + K, -LARGEST), np.zeros(n)]),
+            np.concatenate([np.full(signals + K, LARGEST), np.ones(n)]),
         ),
     )
     if found.status != 0:

@@ -230,17 +230,17 @@ def _smooth_slopes(h: Float[Tensor, "n M"], law: _Law) -> Float[Tensor, "n M"]:
     return _integrals(h, law, lambda z: 2 * z * law.density(z))
 
 
-def gaussian_constant(M: int) -> tuple[float, float]:
+def gaussian_constant(experts: int) -> tuple[float, float]:
     """The largest local Lipschitz constant found for N(0, 1) noise: an expert against M - 1 equal ones.
 
     Args:
-        M: number of experts, at least 2; any size, since equal competitors reduce to one integral.
+        experts: their number M, at least 2; any size, since equal competitors reduce to one integral.
 
     Returns:
         `(constant, lead)`: the maximum over the lead t of `2 E[g(Z - t)]`, Z the largest of M - 1
         standard normals, and the t that attains it. The constant tends to `2 kappa` as M grows.
     """
-    check.integer("M", M, 2)
+    M = check.integer("experts", experts, 2)
     u = np.linspace(-REACH, 2 * REACH, 20_001)
     log_below = (M - 1) * log_ndtr(u)
 

@@ -11,11 +11,12 @@ CELLS, LAYERS = 80, 160  # of the quadrature: along each side of the plane, and 
 
 
 def split(
-    G: MixingMeasure, moves: dict[int, Float[Tensor, "2 p"]], router: Router, share: float = 0.5
+    G: MixingMeasure, moves: dict[int, Float[Tensor, "2 p"]], router: Router, *, share: float = 0.5
 ) -> MixingMeasure:
     """The measure in which some atoms are two each: `(s_j, eta_j) + moves[j][0]` and `... + moves[j][1]`.
 
     Args:
+        G, router: the measure, and what its embeddings s are.
         moves: by atom, two displacements of `(s, eta)`, p = 2 d + 1.
         share: of the weight, for the first of the two; between 0 and 1.
 
@@ -27,9 +28,11 @@ def split(
     beta0, beta1, eta = [], [], []
     for j in range(len(G)):
         if j not in moves:
-            beta0.append(G.beta0[j : j + 1]), beta1.append(G.beta1[j : j + 1]), eta.append(G.eta[j : j + 1])
+            beta0.append(G.beta0[j : j + 1])
+            beta1.append(G.beta1[j : j + 1])
+            eta.append(G.eta[j : j + 1])
             continue
-        beta0.append(G.beta0[j] + torch.tensor([share, 1 - share], dtype=G.beta0.dtype).log())
+        beta0.append(G.beta0[j] + G.beta0.new_tensor([share, 1 - share]).log())
         beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))
         eta.append(G.eta[j] + moves[j][:, G.d :])
     return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))

@@ -42,9 +42,9 @@ def normal(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
 
-def correlated(rng: torch.Generator, rho: float, M: int, out: int, d: int) -> Float[Tensor, "M out d"]:
+def correlated(rng: torch.Generator, rho: float, experts: int, out: int, d: int) -> Float[Tensor, "M out d"]:
     """The weights of M layers, of standard deviation `GAIN / sqrt(d)`; those of two are correlated by rho."""
-    return GAIN * (rho**0.5 * normal(rng, 1, out, d) + (1 - rho) ** 0.5 * normal(rng, M, out, d)) / d**0.5
+    return GAIN * (rho**0.5 * normal(rng, 1, out, d) + (1 - rho) ** 0.5 * normal(rng, experts, out, d)) / d**0.5
 
 
 def output(block: Block, x: Float[Tensor, "n d"], k: int) -> Float[Tensor, "n o"]:
@@ -129,14 +129,15 @@ def floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, 
     """The floor under slope and jumps of F, on a grid of each of s segments.
 
     Args:
-        ends: both ends of the segments.
+        block: a block that selects k of its experts; f_star: the function it is compared with.
+        ends: both ends of the segments; k: at least 1.
 
     Returns:
         slope: largest operator norm of dF/dz at a point of the grid, times the length.
         jumps: lengths of the increments of F over the cells in which the selected set changes, summed.
         needed: `|f*(x) - f*(x')|` less the errors at both ends, which slope + jumps cannot fall below, up to the grid.
     """
-    share = torch.linspace(0, 1, CELLS + 1, dtype=ends.dtype)
+    share = torch.linspace(0, 1, CELLS + 1, dtype=ends.dtype, device=ends.device)
     path, shape = torch.lerp(ends[0, :, None], ends[1, :, None], share[:, None]).flatten(0, 1), (-1, CELLS + 1)
     s = terms(block, path, k)
     F, F_star = output(block, path, k).unflatten(0, shape), f_star(path).unflatten(0, shape)
@@ -156,6 +157,7 @@ def two_blocks(
     Of 32 experts drawn, correlated by rho, the first k are there; logits have standard deviation 0.1.
 
     Args:
+        k: experts of a block, at most 32; rho: correlation of the weights of two experts; seed: draws all weights.
         normalized: whether each block's output is divided by its root mean square.
     """
     rng, d = torch_stream(seed, "weights"), 8

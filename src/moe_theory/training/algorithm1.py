@@ -25,6 +25,7 @@ def router_gradient(
     Column m is `1/n sum_i (1[m_i = m] - pi_m) l'_i pi_{m_i} y_i f_{m_i}(x_i) sum_p x_i^(p)`.
 
     Args:
+        x, y: patches and labels of n examples.
         m: the expert each example was sent to.
         pi: softmax of the noiseless logits.
         f: (n,) the outputs f_{m_i}(x_i).

@@ -6,7 +6,7 @@ forward and back, and 4 n (P-3) d J in the experts, whatever M is. `benchmarks/`
 operations and the bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,32 +51,38 @@ def softmax_(h: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
     return h.div_(h.sum(0))
 
 
-def forward(experts: Experts, theta: Float[Tensor, "d M"], W: Float[Tensor, "M J D"], noise, variant: Variant):
+def forward(
+    layer: Experts,
+    theta: Float[Tensor, "d M"],
+    W: Float[Tensor, "M J D"],
+    noise: Float[Tensor, "M n"] | None,
+    variant: Variant,
+):
     """The dispatch, softmax pi of the noiseless logits (M, n), gate values (n,), outputs f_{m_i}(x_i) (n,).
 
     `noise` (M, n) is added to the logits before the choice; None is the test-time rule. Gate values
     and outputs are in the order of the experts, and pi is None where the gate is the noisy logit.
     """
-    h, noisy = experts.tables(len(W))
-    torch.mm(theta.T.contiguous(), experts.x.total.T, out=h)
+    h, noisy = layer.tables(len(W))
+    torch.mm(theta.T.contiguous(), layer.x.total.T, out=h)
     noisy = h if noise is None else torch.add(h, noise, out=noisy)
     sent = dispatch(noisy)
     pi = None if variant.raw_gate else softmax_(h)
     gate = (noisy if variant.raw_gate else pi).take(sent.at)
-    return sent, pi, gate, experts.forward(W, sent)
+    return sent, pi, gate, layer.forward(W, sent)
 
 
-def gradients(experts: Experts, theta, W, noise: Float[Tensor, "M n"], variant: Variant, balance: float):
+def gradients(layer: Experts, theta, W, noise: Float[Tensor, "M n"], variant: Variant, balance: float):
     """The loss (3.3) at given routing noise, and its gradients in theta (Eq. E.1) and W (Eq. E.2).
 
     The router's gradient includes `balance` times that of the load-balancing loss
     `M sum_m rho_m q_m`, with rho_m the share of examples sent to expert m and q_m the mean softmax
     probability (Fedus et al. 2021) or, in the released variant, the mean noisy logit.
     """
-    sent, pi, gate, f = forward(experts, theta, W, noise, variant)
-    loss, slope = loss_and_slope(experts.x.y.take(sent.order), gate, f, variant)
-    to_h = to_logits(experts, sent, pi, slope * f if pi is None else slope * f * gate, balance)
-    return loss, (to_h @ experts.x.total).T, experts.gradient(slope * gate)
+    sent, pi, gate, f = forward(layer, theta, W, noise, variant)
+    loss, slope = loss_and_slope(layer.x.y.take(sent.order), gate, f, variant)
+    to_h = to_logits(layer, sent, pi, slope * f if pi is None else slope * f * gate, balance)
+    return loss, (to_h @ layer.x.total).T, layer.gradient(slope * gate)
 
 
 def loss_and_slope(y: Float[Tensor, " n"], gate: Float[Tensor, " n"], f: Float[Tensor, " n"], variant: Variant):
@@ -85,10 +91,12 @@ def loss_and_slope(y: Float[Tensor, " n"], gate: Float[Tensor, " n"], f: Float[T
     return variant.loss(margin).mean(), variant.slope(margin) * y / len(y)
 
 
-def to_logits(experts: Experts, sent: Dispatch, pi, pull: Float[Tensor, " n"], balance: float) -> Float[Tensor, "M n"]:
+def to_logits(
+    layer: Experts, sent: Dispatch, pi: Float[Tensor, "M n"] | None, pull: Float[Tensor, " n"], balance: float
+) -> Float[Tensor, "M n"]:
     """The loss's gradient in the logits, `pull_i (1[m_i = m] - pi_m)`, or without pi where the gate is raw."""
     M, n = len(sent.sizes), len(pull)
-    to_h, _ = experts.tables(M)
+    to_h, _ = layer.tables(M)
     if balance:
         rho = pull.new_tensor(sent.sizes)[:, None] / n
         to_balance = balance * M / n * (rho if pi is None else pi * (rho - (rho * pi).sum(0)))
@@ -107,16 +115,16 @@ def gradient_norm(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tenso
     return norm.masked_fill(norm == 0, torch.inf)[:, None, None]
 
 
-def evaluate(experts: Experts, theta, W, seed: int, step: int, variant: Variant) -> dict:
+def tested(layer: Experts, theta, W, variant: Variant, *, seed: int, step: int) -> dict:
     """Test accuracy (a tie y F = 0 is an error, as in Theorem 4.1), dispatch entropy and table.
 
     Noise at test time has a stream for each step, so that it does not depend on which steps are recorded.
     """
-    test = experts.x
+    test = layer.x
     noise = None
     if variant.noisy_test:
-        noise = uniform(experts, len(W), stream(seed, "test noise", step))
-    sent, _, gate, f = forward(experts, theta, W, noise, variant)
+        noise = uniform(layer, len(W), stream(seed, "test noise", step))
+    sent, _, gate, f = forward(layer, theta, W, noise, variant)
     right, cluster = test.y.take(sent.order) * gate * f > 0, test.cluster.take(sent.order)
     return {
         "test_accuracy": float(right.double().mean()),
@@ -132,9 +140,9 @@ def output_signs(filters: int, variant: Variant) -> Float[Tensor, " J"]:
     return a
 
 
-def uniform(experts: Experts, M: int, rng: np.random.Generator) -> Float[Tensor, "M n"]:
+def uniform(layer: Experts, M: int, rng: np.random.Generator) -> Float[Tensor, "M n"]:
     """Routing noise: independent draws from Unif[0, 1], in the memory of the noisy logits."""
-    noise = experts.tables(M)[1]
+    noise = layer.tables(M)[1]
     return noise.copy_(torch.from_numpy(rng.random(noise.shape, dtype=np.float32)))
 
 
@@ -184,10 +192,9 @@ def train_patch_moe(
         ValueError: for an argument outside its range, naming it, or a batch whose patches are not
             those that its coefficients describe.
     """
-    check.integer("experts", experts, 1)
-    check.integer("steps", steps, 1)
-    check.integer("record_every", record_every, 1)
-    for name, value in (("eta", eta), ("eta_r", eta_r), ("sigma_0", sigma_0)):
+    for name, value in {"experts": experts, "steps": steps, "record_every": record_every}.items():
+        check.integer(name, value, 1)
+    for name, value in {"eta": eta, "eta_r": eta_r, "sigma_0": sigma_0}.items():
         check.positive(name, value)
     check.not_negative("balance", balance)
     sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)]
@@ -199,26 +206,33 @@ def train_patch_moe(
         Experts(take_apart(name, batch, sigma, how.input_scale, how.biases), a, sigma)
         for name, batch in (("train", train), ("test", test))
     )
-    d = train.x.shape[2]
     runs = []
     for seed in seeds:
-        W = how.initial(d, experts, filters, sigma_0, seed).to(a)
+        W = how.initial(train.x.shape[2], experts, filters, sigma_0, seed).to(a)
         W = W[:1].repeat(experts, 1, 1) if same_start else W
-        theta = a.new_zeros(d, experts)
-        rng = stream(seed, "routing noise")
-        history, least = [], torch.inf
-        for t in range(1, steps + 1):
-            loss, to_theta, to_W = gradients(data, theta, W, uniform(data, experts, rng), how, balance)
-            stop = how.stops(loss.item(), least)
-            least = min(least, loss.item())
-            if not stop:
-                theta -= eta_r * to_theta
-                W -= eta * (to_W / gradient_norm(to_W, how) if normalized else to_W)
-            if stop or t == steps or t % record_every == 0:
-                entry = {"step": t, "loss": loss.item(), **evaluate(held_out, theta, W, seed, t, how)}
+        theta, history = a.new_zeros(train.x.shape[2], experts), []
+        options = dict(steps=steps, seed=seed, eta=eta, eta_r=eta_r, normalized=normalized, balance=balance)
+        for t, loss, last in _descent(data, theta, W, how, **options):
+            if last or t % record_every == 0:
+                entry = {"step": t, "loss": loss, **tested(held_out, theta, W, how, seed=seed, step=t)}
                 history.append({**entry, **(measure({"theta": theta, "W": W}) if measure else {})})
-            if stop:
-                break
-        last = history[-1]
-        runs.append(Run(seed, last["test_accuracy"], last["dispatch_entropy"], history, {"theta": theta, "W": W}))
+        end = history[-1]
+        runs.append(Run(seed, end["test_accuracy"], end["dispatch_entropy"], history, {"theta": theta, "W": W}))
     return runs
+
+
+def _descent(
+    data: Experts, theta, W, how: Variant, *, steps: int, seed: int, eta, eta_r, normalized: bool, balance: float
+) -> Iterator[tuple[int, float, bool]]:
+    """The steps of one run, in place: the number of each, the loss before it, and whether it is the last."""
+    rng, least = stream(seed, "routing noise"), torch.inf
+    for t in range(1, steps + 1):
+        loss, to_theta, to_W = gradients(data, theta, W, uniform(data, len(W), rng), how, balance)
+        stop = how.stops(loss.item(), least)
+        least = min(least, loss.item())
+        if not stop:
+            theta -= eta_r * to_theta
+            W -= eta * (to_W / gradient_norm(to_W, how) if normalized else to_W)
+        yield t, loss.item(), stop or t == steps
+        if stop:
+            return

@@ -17,6 +17,8 @@ def fit(loss: Callable[[Batch], Tensor], batches: Iterable[Batch], optimizer: Op
 
     Args:
         loss: of a batch, a scalar.
+        batches: what `loss` is called with, one for each step.
+        optimizer: of the parameters that the loss depends on.
     """
     for batch in batches:
         optimizer.zero_grad()

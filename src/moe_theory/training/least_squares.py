@@ -117,7 +117,7 @@ def normal_matrix(w: Tensor, v: Tensor, data: Problems) -> Float[Tensor, "B p p"
     """
     B, n, k = w.shape
     rows, half = min(n, ROWS), k * data.U.shape[-1]
-    H = torch.zeros(B, 2, half, 2, half, dtype=torch.float32)
+    H = w.new_zeros(B, 2, half, 2, half, dtype=torch.float32)
     factors = [(a[:, :rows].float(), b[:, :rows].float()) for a, b in ((w, data.U), (v, data.X))]
     for start in range(0, rows, CHUNK):
         part = slice(start, start + CHUNK)
@@ -201,7 +201,7 @@ class State:
         """The state before the first step."""
         sse = evaluate(at, data)[0].square().sum(1)
         gains = sse.new_full((len(sse), PATIENCE), torch.inf)
-        return cls(at, sse, torch.full_like(sse, 1e-3), gains, torch.zeros(len(sse), dtype=torch.long))
+        return cls(at, sse, torch.full_like(sse, 1e-3), gains, torch.zeros_like(sse, dtype=torch.long))
 
     @property
     def gain(self) -> Float[Tensor, " B"]:
@@ -223,6 +223,7 @@ def least_squares(
     start: list[MixingMeasure],
     router: Router,
     expert: str = "relu",
+    *,
     radius: float = 1.0,
     tolerance: float = 0.05,
     steps: int = 60,
@@ -242,7 +243,10 @@ def least_squares(
     Raises:
         ValueError: for shapes that do not match, numbers that are not finite, or a start outside the radius.
     """
-    check.finite("x", x), check.finite("y", y), check.positive("radius", radius), check.positive("tolerance", tolerance)
+    check.finite("x", x)
+    check.finite("y", y)
+    check.positive("radius", radius)
+    check.positive("tolerance", tolerance)
     check.integer("steps", steps, 1)
     if x.ndim != 3 or y.shape != x.shape[:2] or len(start) != len(x):
         raise ValueError(f"y, start: expected B = {len(x)} and n = {x.shape[1]}, got {tuple(y.shape)}, {len(start)}")
@@ -282,7 +286,7 @@ def _stepped(state: State, data: Problems, domain: Domain) -> State:
     H, g = C.mT @ H @ C, (C.mT @ g[..., None])[..., 0]
     diagonal, free = torch.diag_embed(H.diagonal(dim1=1, dim2=2)), domain.free(normal)
     sse, there, damping = state.sse.clone(), state.at.clone(), state.damping.clone()
-    waiting = torch.arange(len(sse))
+    waiting = torch.arange(len(sse), device=sse.device)
     while len(waiting):
         A = H[waiting] + diagonal[waiting] * damping[waiting, None, None]
         here = state.at[waiting]
@@ -320,7 +324,7 @@ def _promise(state: State, data: Problems, domain: Domain) -> Float[Tensor, " B"
 def trades(at: Float[Tensor, "B 2 k q"]) -> Float[Tensor, "B p p"]:
     """The basis of the unknowns in which a unit of beta0_i also moves the expert by -eta_i."""
     B, _, k, q = at.shape
-    C = torch.eye(2 * k * q, dtype=at.dtype).repeat(B, 1, 1).view(B, 2, k, q, 2, k, q)
-    i = torch.arange(k)
+    C = torch.eye(2 * k * q, dtype=at.dtype, device=at.device).repeat(B, 1, 1).view(B, 2, k, q, 2, k, q)
+    i = torch.arange(k, device=at.device)
     C[:, 1, i, :, 0, i, 0] = -at[:, 1].transpose(0, 1)
     return C.view(B, 2 * k * q, 2 * k * q)

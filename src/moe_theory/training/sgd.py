@@ -16,6 +16,7 @@ def stochastic_descent(
     start: MixingMeasure,
     router: Router,
     expert: str = "relu",
+    *,
     epochs: int = 10,
     rate: float = 0.1,
     batch: int = 100,
@@ -24,20 +25,23 @@ def stochastic_descent(
     """Plain steps `G <- G - rate * grad` of the mean squared error of a batch, in (beta0, beta1, eta).
 
     Args:
-        x, y: the data.
+        x, y: the data; start: the measure that the descent begins at.
+        router, expert: of the fitted function; expert is a key of `moe_theory.models.mixture.EXPERTS`.
         epochs, rate: 10 and 0.1 in E.1; batch: not given there.
         seed: orders the examples anew in every epoch; what is left over after the last full batch waits.
 
     Raises:
         ValueError: for a batch larger than the data, or a descent that left the finite numbers.
     """
-    check.integer("epochs", epochs, 1), check.positive("rate", rate)
+    check.integer("epochs", epochs, 1)
+    check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    data, rng = problems(x[None], y[None], router, expert), torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
+    data = problems(x[None], y[None], router, expert)
     G = start
     for _ in range(epochs):
-        order = torch.randperm(len(x), generator=rng)
+        order = torch.randperm(len(x), generator=rng).to(x.device)
         for some in order[: len(x) // batch * batch].view(-1, batch):
             G = _stepped(G, data.rows(some), router, 2 * rate / batch)
     return MixingMeasure(G.beta0, G.beta1, G.eta)
