@@ -25,6 +25,7 @@ BY_POSITION = {
     "models/moe:PatchMoE": ["experts", "filters", "activation_name"],
     "models/routers:MLPRouter": ["seed"],
     "models/routers:MultiHeadRouter": ["seed"],
+    "models/routers:random_router": ["seed"],
     "models/sparse:SparseMLP": ["seed"],
     "tasks/gaussians:GaussianClasses": ["classes", "d"],
     "tasks/regression:sample_regression": ["seed", "noise"],

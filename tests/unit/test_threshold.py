@@ -70,7 +70,7 @@ def one_learner(rule, seed, noise, score, steps):
     [(topk_softmax, None, False), (topk_softmax, 0.3, False), (topk_softmax, 0.3, True), (softmax_topk, None, False)],
 )
 def test_learners_side_by_side_are_the_learners_one_by_one(rule, noise, score):
-    paths = learn_threshold(rule, [torch.Generator().manual_seed(s) for s in (3, 4)], noise, score, steps=5)
+    paths = learn_threshold(rule, [torch.Generator().manual_seed(s) for s in (3, 4)], noise=noise, score=score, steps=5)
     for path, seed in zip(paths, (3, 4), strict=True):
         assert abs(path - one_learner(rule, seed, noise, score, 5)).max() < 1e-13
     moves = abs(paths[:, -1] - 0.6).min() > 1e-3

@@ -199,7 +199,9 @@ def mean_gradient(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
     return torch.autograd.grad(plane_risk(theta, k, loss), theta)[0]
 
 
-def risk_differences(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss, step: float = 1e-4) -> Float[Tensor, "M 2"]:
+def risk_differences(
+    theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss, *, step: float = 1e-4
+) -> Float[Tensor, "M 2"]:
     """The slope of `plane_risk` in every entry of theta, by central differences of fourth order."""
     slope = torch.zeros_like(theta)
     for i in range(theta.numel()):

@@ -44,6 +44,7 @@ def threshold_risk(b: Float[Tensor, ""], rule: Rule, end: float = 1.0) -> Float[
     Args:
         b: a float64 scalar; the kinks are taken at a detached copy of it.
         rule: how one of the two experts is selected and gets its gate.
+        end: of the interval, > 0.
     """
     x, w = _pieces(sorted([-1.0, 0.0, float(b.detach()), end]))
     return w @ threshold_loss(x, rule.gates(threshold_logits(x, b), 1)) / (1 + end)
@@ -65,7 +66,7 @@ def noisy_threshold_risk(b: Float[Tensor, ""], width: float) -> Float[Tensor, ""
 
 
 def learn_threshold(
-    rule: Rule, runs: Sequence[torch.Generator], noise: float | None = None, score: bool = False, steps: int = 150
+    rule: Rule, runs: Sequence[torch.Generator], *, noise: float | None = None, score: bool = False, steps: int = 150
 ) -> Float[np.ndarray, "runs steps"]:
     """Thresholds visited by SGD from b = 0.6 with step size 0.04 and batches of 64, one run for each generator.
 
@@ -74,6 +75,7 @@ def learn_threshold(
         runs: one generator for each run draws its batches, and then its experts.
         noise: width of the uniform noise with which the expert is drawn; None selects the larger logit.
         score: whether the gradient has the score term `loss * d log p`, of the probability p of the expert drawn.
+        steps: of SGD.
     """
     b, path = torch.full((len(runs), 1), 0.6, dtype=torch.float64), []
     for _ in range(steps):

@@ -79,7 +79,9 @@ def train_specialists(networks: Networks, data: Labelled, rate: float, batch: in
     """SGD in place on the experts alone: expert m learns its examples of the classes 2m and 2m + 1.
 
     Args:
+        networks: R of them.
         data: x (R, N, d), y (R, N), read in turn in whole batches, over and over.
+        rate, batch, steps: step size, examples of a step, steps.
     """
     names = [name for name in networks.parameters if name.startswith("experts")]
     whole = data.y.shape[1] // batch * batch
@@ -96,7 +98,9 @@ def train(
     """SGD in place on experts and routers; the norms of the loss gradient in the router's parameters before each step.
 
     Args:
+        networks: R of them.
         data: x (S, N, d), y (S, N), read in turn, over and over; network r reads part r mod S.
+        rate, batch, steps: step size, examples of a step, steps.
         frozen: whose router stays as it is; its gradient is measured all the same.
     """
     names, norms = list(networks.parameters), []
