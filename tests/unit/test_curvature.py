@@ -17,7 +17,7 @@ def test_products_are_those_of_the_full_hessian():
     rng = torch.Generator().manual_seed(0)
     for _ in range(5):
         w, v = (torch.randn(7, generator=rng, dtype=torch.float64) for _ in range(2))
-        assert torch.allclose(hessian_product(_loss, w, v), hessian(_loss)(w) @ v, rtol=1e-10, atol=1e-10)
+        assert torch.allclose(hessian_product(_loss, w)(v), hessian(_loss)(w) @ v, rtol=1e-10, atol=1e-10)
 
 
 def test_the_largest_eigenvalue_in_absolute_value_is_found_with_its_sign():

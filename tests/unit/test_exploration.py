@@ -79,6 +79,16 @@ def test_race_in_small_steps_is_the_race_and_adds_up_cubes():
     assert torch.equal(race_in_steps(x_0, c, 1e-4, 1)[1], 1e-4 * x_0**3) and (cubes > 2.0 * x_0**3).all()
 
 
+def test_experts_with_rates_of_their_own_race_as_each_does_alone():
+    x_0 = torch.tensor([[1.0, 0.9, -0.3], [0.5, 0.2, 0.4]], dtype=F64)
+    c = torch.tensor([[1.0, 1.05, 2.0], [3.0, 0.5, 1.0]], dtype=F64)
+    together = race_in_steps(x_0, c, 1e-2, 50)
+    for m in range(2):
+        alone = race_in_steps(x_0[m : m + 1], c[m], 1e-2, 50)
+        for here, there in zip(together, alone, strict=True):
+            assert torch.allclose(here[m], there[0], rtol=1e-14, atol=0)
+
+
 def test_growth_rates_are_those_of_the_mean_gradient():
     """The gradient along v_k of an expert that sees only its signals, at uniform routing and small outputs."""
     M, task = 4, PatchTask(K=3, P=3, d=10, seed=2)

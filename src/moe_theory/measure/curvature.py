@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
-from torch.func import grad, jvp
+from torch.func import grad, vjp
 
 from moe_theory import _validate as check
 from moe_theory.streams import stream
@@ -27,10 +27,15 @@ class Curvature(NamedTuple):
 
 
 def hessian_product(
-    loss: Callable[[Tensor], Tensor], w: Float[Tensor, "p"], v: Float[Tensor, "p"]
-) -> Float[Tensor, "p"]:
-    """`H v`, H the Hessian of the loss at w: the derivative of its gradient along v, exact."""
-    return jvp(grad(loss), (w,), (v,))[1]
+    loss: Callable[[Tensor], Tensor], w: Float[Tensor, "p"]
+) -> Callable[[Float[Tensor, "p"]], Float[Tensor, "p"]]:
+    """`v -> H v`, H the Hessian of the loss at w, exact.
+
+    H is symmetric, so that the gradient's derivative along v is also what v is pulled back to; this way the loss is
+    gone through once, for all v.
+    """
+    pull_back = vjp(grad(loss), w)[1]
+    return lambda v: pull_back(v)[0]
 
 
 def largest_curvature(
@@ -51,8 +56,10 @@ def largest_curvature(
     if w.ndim != 1 or len(w) < 2:
         raise ValueError(f"w: expected a vector of at least two parameters, got the shape {tuple(w.shape)}")
 
+    H_times = hessian_product(loss, w)
+
     def product(v: np.ndarray) -> np.ndarray:
-        return hessian_product(loss, w, torch.as_tensor(v, dtype=w.dtype).reshape(-1)).detach().numpy()
+        return H_times(torch.as_tensor(v, dtype=w.dtype).reshape(-1)).detach().numpy()
 
     start = stream(seed, "start").normal(size=len(w))
     if not product(start).any():  # then the Hessian is zero, and ARPACK has nothing to start from

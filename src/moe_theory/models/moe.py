@@ -48,7 +48,11 @@ class PatchMoE(nn.Module):
         self.W = nn.Parameter((check.positive("sigma_0", sigma_0) * W).to(dtype))
 
     def answers(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
-        """`f_m(x_i)`: each example through every expert."""
+        """`f_m(x_i)`: each example through every expert.
+
+        Args:
+            x: n examples of P patches.
+        """
         return torch.stack([patch_cnn(x, W, self.sigma) for W in self.W], 1)
 
     def dispatched(self, x: Float[Tensor, "n P d"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

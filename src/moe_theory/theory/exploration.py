@@ -120,13 +120,13 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps
 
 
 def race_in_steps(
-    x_0: Float[Tensor, "M N"], c: Float[Tensor, " N"], eta: float, steps: int
+    x_0: Float[Tensor, "M N"], c: Float[Tensor, " N"] | Float[Tensor, "M N"], eta: float, steps: int
 ) -> tuple[Float[Tensor, "M N"], Float[Tensor, "M N"]]:
     """The race as normalized descent runs it: `x <- x + eta c x^2 / |c x^2|`, for M experts at once.
 
     Args:
         x_0: each expert's starts, of either sign.
-        c: rates, > 0.
+        c: rates, > 0, the same for all experts or each expert's own.
         eta: length of a step, > 0.
         steps: how many.
 

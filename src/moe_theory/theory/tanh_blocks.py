@@ -126,7 +126,7 @@ class Floor(NamedTuple):
 
 
 def floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, "2 s d"], k: int) -> Floor:
-    """The floor under slope and jumps of F, on a grid of each of s segments.
+    """The floor under slope and jumps of F, on a grid of each of s segments, taken one by one to save memory.
 
     Args:
         block: a block that selects k of its experts; f_star: the function it is compared with.
@@ -137,6 +137,12 @@ def floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, 
         jumps: lengths of the increments of F over the cells in which the selected set changes, summed.
         needed: `|f*(x) - f*(x')|` less the errors at both ends, which slope + jumps cannot fall below, up to the grid.
     """
+    parts = [_floor(block, f_star, segment, k) for segment in ends.split(1, dim=1)]
+    return Floor(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, "2 s d"], k: int) -> Floor:
+    """`floor`, all segments at once."""
     share = torch.linspace(0, 1, CELLS + 1, dtype=ends.dtype, device=ends.device)
     path, shape = torch.lerp(ends[0, :, None], ends[1, :, None], share[:, None]).flatten(0, 1), (-1, CELLS + 1)
     s = terms(block, path, k)
