@@ -139,19 +139,6 @@ def test_single_expert_improves_and_reports_its_history():
         assert history[-1]["test"] == pytest.approx(float((test.y * model(test.x) > 0).double().mean()))
 
 
-def test_a_single_expert_takes_the_steps_of_adam():
-    batch = PatchTask(K=2, d=20).sample(1000, 1, F64)
-    found, _ = train_single_expert(batch, batch, activation="tanh", filters=16, epochs=5, weight_decay=0.1)
-    model = PatchCNN(20, 16, "tanh", 0).double()
-    adam = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
-    for _ in range(5):
-        adam.zero_grad()
-        logistic_loss(batch.y * model(batch.x)).mean().backward()
-        adam.step()
-    for here, there in ((found.w, model.w), (found.b, model.b)):
-        assert torch.allclose(here, there, rtol=1e-9, atol=1e-12)
-
-
 SMALL = PatchTask(K=2, d=8).sample(20, 0)
 
 

@@ -31,17 +31,6 @@ def _accuracy(model: PatchCNN, parts: list[Experts]) -> float:
     return float(right.double().mean())
 
 
-def _adam(w: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], step: int, rate: float, decay: float) -> None:
-    """Step number `step` of Adam with weight decay, in place, on the weights and the moments (betas 0.9 and 0.999).
-
-    It is that of `torch.optim`, whose first use loads PyTorch's compiler: seconds that a chapter does not have.
-    """
-    gradient = gradient.add(w, alpha=decay)
-    first, second = moments[0].lerp_(gradient, 0.1), moments[1].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-    size = second.sqrt().div_((1 - 0.999**step) ** 0.5).add_(1e-8)
-    w.addcdiv_(first, size, value=-rate / (1 - 0.9**step))
-
-
 @torch.no_grad()
 def train_single_expert(
     train: PatchBatch,
@@ -80,7 +69,7 @@ def train_single_expert(
     check.positive("learning_rate", learning_rate)
     check.positive("input_scale", input_scale)
     model = PatchCNN(train.x.shape[2], filters, activation, seed).to(train.x)
-    moments = tuple((torch.zeros_like(p), torch.zeros_like(p)) for p in (model.w, model.b))
+    adam = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
     data, held_out = _parts("train", train, model, input_scale), _parts("test", test, model, input_scale)
     history = []
     for epoch in range(1, epochs + 1):
@@ -90,8 +79,8 @@ def train_single_expert(
             margin = y * _outputs(part, model)
             loss += float(logistic_loss(margin).sum()) / len(train)
             gradient = gradient + part.gradient(loss_slope(margin) * y / len(train))[0]
-        for p, slope, of_p in zip((model.w, model.b), (gradient[:, :-1], gradient[:, -1]), moments, strict=True):
-            _adam(p, slope, of_p, epoch, learning_rate, weight_decay)
+        model.w.grad, model.b.grad = gradient[:, :-1], gradient[:, -1]
+        adam.step()
         if epoch % record_every == 0 or epoch == epochs:
             history.append(
                 {
