@@ -243,7 +243,8 @@ def test_stored_rows_tell_the_truth(name, which, columns):
 
 def test_the_beginning_of_a_training_is_that_of_its_row(monkeypatch):
     """Ten examples of two dimensions, a network of two experts, 150 steps."""
-    data = sparse.Labelled(torch.randn(10, 2), torch.arange(10) % 2)
+    inputs = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    data = sparse.Labelled(inputs, torch.arange(10) % 2)
     network = lambda *a: SparseMLP(2, 2, 2, *a)  # noqa: E731
     task = sparse.Task(lambda: (data, data), network, lambda *_: None, 0.1, 150, 4)
     monkeypatch.setitem(sparse.TASKS, "tiny", task)
@@ -251,7 +252,7 @@ def test_the_beginning_of_a_training_is_that_of_its_row(monkeypatch):
     key = dict(task="tiny", rule="sampled_topk", heads="single", output="as is")
     key |= dict(measured="all", k=1, seed=0, rate=0.1, steps=150)
     whole = sparse.row(key)
-    for until, records, stages in ((0, 0, 1), (60, 0, 3), (120, 17, 3), (150, 40, 4)):
+    for until, records, stages in ((0, 0, 1), (60, 0, 3), (120, 16, 3), (150, 40, 4)):
         part = sparse.beginning(key, until)
         assert (len(part["loss"]), len(part["eps_max"])) == (records, stages)
         assert part.pop("kept") == whole["kept"]
