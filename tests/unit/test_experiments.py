@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import json
 import re
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from moe_theory import experiments, manifest
 from moe_theory.experiments import backends, registry, sparse, store
@@ -13,6 +15,7 @@ from moe_theory.experiments.__main__ import main
 from moe_theory.experiments.registry import EXPERIMENTS, Experiment
 from moe_theory.measure import speed
 from moe_theory.measure.stability import estimate
+from moe_theory.models.sparse import SparseMLP
 
 CALLS = []
 STORED = json.loads(Path(__file__).with_name("stored_rows.json").read_text())
@@ -242,6 +245,28 @@ def test_stored_rows_tell_the_truth(name, which, columns):
     for column in columns:
         stored, now = again[column]
         assert now == pytest.approx(stored, rel=0.02)
+
+
+def test_the_beginning_of_a_training_is_that_of_its_row(monkeypatch):
+    """Ten examples of two dimensions, a network of two experts, 150 steps."""
+    inputs = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    data = sparse.Labelled(inputs, torch.arange(10) % 2)
+    network = lambda *a: SparseMLP(2, 2, 2, *a)  # noqa: E731
+    task = sparse.Task(lambda: (data, data), network, lambda *_: None, 0.1, 150, 4)
+    monkeypatch.setitem(sparse.TASKS, "tiny", task)
+    monkeypatch.setattr(sparse, "estimate", functools.partial(estimate, draws=3, batch=4))
+    key = dict(task="tiny", rule="sampled_topk", heads="single", output="as is")
+    key |= dict(measured="all", k=1, seed=0, rate=0.1, steps=150)
+    whole = sparse.row(key)
+    for until, records, stages in ((0, 0, 1), (60, 0, 3), (120, 16, 3), (150, 40, 4)):
+        part = sparse.beginning(key, until)
+        assert (len(part["loss"]), len(part["eps_max"])) == (records, stages)
+        assert part.pop("kept") == whole["kept"]
+        assert all(values == whole[name][: len(values)] for name, values in part.items())
+        assert all(step <= until for name in ("steps_at", "gradient_at") for step in part[name])
+    assert set(whole) - set(part) == {"kept", "test_loss", "test_accuracy"}
+    with pytest.raises(ValueError, match="^until:"):
+        sparse.beginning(key, 151)
 
 
 @pytest.mark.slow

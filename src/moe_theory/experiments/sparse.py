@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moe_theory import _validate as check
 from moe_theory.measure.stability import Draws, estimate
 from moe_theory.models.routers import RULES, gumbel, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, SparseTransformer
@@ -213,20 +214,38 @@ def row(key: dict) -> dict:
     `gradient_at`: `router_gradient`, `expert_gradient`, norms of the step's gradient. Over the stages:
     `train_loss` and what `summary` gives. `kept` is the mean P_T at the start.
     """
-    task, (train, test) = TASKS[key["task"]], TASKS[key["task"]].data()
+    network, rng, curves, stages = _followed(key, key["steps"])
+    return {**curves, **_tested(network, TASKS[key["task"]].data()[1], rng), **stages}
+
+
+def beginning(key: dict, until: int) -> dict:
+    """What `row` records up to step `until`, from a training that stops there; no test.
+
+    Raises:
+        ValueError: for a step outside the training.
+    """
+    if check.integer("until", until, 0) > key["steps"]:
+        raise ValueError(f"until: expected at most steps = {key['steps']}, got {until}")
+    _, _, curves, stages = _followed(key, until)
+    return {**curves, **stages}
+
+
+def _followed(key: dict, until: int) -> tuple[SparseNetwork, torch.Generator, dict, dict]:
+    """Network and generator after `until` steps of a row's training, and what was recorded: curves, stages."""
+    task, train = TASKS[key["task"]], TASKS[key["task"]].data()[0]
     network, kept = start(key)
     rng = torch.Generator().manual_seed(stream(key["seed"], 2))
     optimizer = torch.optim.SGD(network.parameters(), key["rate"])
-    training = fit(entropy(network, rng), batches(train, task.batch, key["steps"], rng), optimizer)
+    training = fit(entropy(network, rng), batches(train, task.batch, until, rng), optimizer)
     stages = {round(share * key["steps"]): share for share in STAGES[key["measured"]]}
     losses, gradients, found = [], [], []
-    for step in range(key["steps"] + 1):
+    for step in range(until + 1):
         if step in stages:
             found.append({"stage": stages[step], **_stage(network, train, key)})
-        if step < key["steps"]:
+        if step < until:
             losses.append(next(training))
             gradients.append([_norm(network.block.router), _norm(network.block.experts)])
-    return {"kept": _short(kept), **_curves(losses, gradients), **_tested(network, test, rng), **_columns(found)}
+    return network, rng, {"kept": _short(kept), **_curves(losses, gradients, key["steps"])}, _columns(found)
 
 
 def live(key: dict) -> dict:
@@ -246,17 +265,24 @@ def _list(values) -> list[float]:
     return [_short(v) for v in values]
 
 
-def _curves(losses: list[float], gradients: list[list[float]]) -> dict[str, list]:
-    """The curves of `row`, read off the batch losses and gradient norms of every step."""
-    values, width = torch.tensor(losses, dtype=torch.float64), min(WINDOW, len(losses))
-    at = torch.linspace(width - 1, len(losses) - 1, POINTS).round().long().unique()
+def _points(first: int, steps: int, until: int) -> Tensor:
+    """The recorded steps below `until`, of POINTS from `first` to the last of `steps`, the first step being 0."""
+    at = torch.linspace(first, steps - 1, POINTS).round().long().unique()
+    return at[at < until]
+
+
+def _curves(losses: list[float], gradients: list[list[float]], steps: int) -> dict[str, list]:
+    """The curves of `row` as far as there are batch losses and gradient norms, of every step, to read them off."""
+    values, width = torch.full((steps,), torch.nan, dtype=torch.float64), min(WINDOW, steps)
+    values[: len(losses)] = torch.tensor(losses, dtype=torch.float64)
+    at = _points(width - 1, steps, len(losses))
     windows = values.unfold(0, width, 1)[at - width + 1]
     t = torch.linspace(-1, 1, width, dtype=torch.float64)
     t = t / t.norm()
     centred = windows - windows.mean(1, keepdim=True)
     variance = centred.square().mean(1)
-    early = torch.linspace(0, len(losses) - 1, POINTS).round().long().unique()
-    router, experts = torch.tensor(gradients)[early].T
+    early = _points(0, steps, len(losses))
+    router, experts = torch.tensor(gradients).view(-1, 2)[early].T
     return {
         "steps_at": (at + 1).tolist(),
         "loss": _list(windows.mean(1)),

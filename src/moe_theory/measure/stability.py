@@ -79,7 +79,7 @@ class Batches(NamedTuple):
 
 def chunk(model: nn.Module) -> int:
     """Draws computed together: enough for large products, few enough that their parameters stay small."""
-    return max(20, 300_000 // sum(p.numel() for p in model.parameters()))
+    return max(20, 1_200_000 // sum(p.numel() for p in model.parameters()))
 
 
 @functools.lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from torch.func import grad, hessian, jvp, vmap
 
 from moe_theory import _validate as check
 from moe_theory.measure import stability
-from moe_theory.measure.stability import BATCH, Routed, chunk, draw_batches, losses
+from moe_theory.measure.stability import BATCH, Batches, Routed, chunk, draw_batches, losses
 
 
 def parameter_vector(model: Routed) -> Float[Tensor, "P"]:
@@ -83,12 +83,16 @@ def parts_of_eps(
     model: Routed, x: Tensor, y: Tensor, rate: float, draws: int, *, batch: int = BATCH, seed: int = 0
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
-    steps = two_steps(model, x, y, rate, draws, batch, seed)
-    evaluate = vmap(vector_losses(model), chunk_size=chunk(model))
-    (l1, pi1), (l2, pi2) = (evaluate(w, x[steps.third], y[steps.third]) for w in (steps.one, steps.two))
-    flipped = ((pi1 > 0) != (pi2 > 0)).flatten(2).any(-1)
-    apart = (l1 - l2).abs()
-    return (apart * ~flipped).mean(1), (apart * flipped).mean(1)
+    check.positive("rate", rate)
+    plan, evaluate = draw_batches(model, len(x), draws, batch, seed), vmap(losses(model))
+
+    def parts(plan: Batches) -> Tensor:
+        third = x[plan.index[:, 2]], y[plan.index[:, 2]], plan.noise[:, 2]
+        (l1, pi1), (l2, pi2) = (evaluate(theta, *third) for theta in stability.two_steps(model, x, y, rate, plan))
+        flipped, apart = ((pi1 > 0) != (pi2 > 0)).flatten(2).any(-1), (l1 - l2).abs()
+        return torch.stack([(apart * ~flipped).mean(1), (apart * flipped).mean(1)])
+
+    return tuple(torch.cat([parts(part) for part in plan.chunks(chunk(model))], 1))
 
 
 class Segment(NamedTuple):
