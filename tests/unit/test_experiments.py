@@ -12,10 +12,11 @@ import torch
 from moe_theory import experiments, manifest
 from moe_theory.experiments import backends, registry, sparse, store
 from moe_theory.experiments.__main__ import main
-from moe_theory.experiments.registry import EXPERIMENTS, Experiment
+from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment
 from moe_theory.measure import speed
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
+from moe_theory.streams import EARLIER
 
 CALLS = []
 STORED = json.loads(Path(__file__).with_name("stored_rows.json").read_text())
@@ -117,7 +118,7 @@ def test_command_line(tiny, capsys, monkeypatch):
     assert main(["run", "tiny", "--jobs", "1"]) == 0
     assert f"tiny -> {tiny / 'tiny.csv'}" in capsys.readouterr().err
     assert main(["status"]) == 0
-    assert re.search(r"tiny +5 +5 +\d+\.\d squares", capsys.readouterr().out)
+    assert re.search(r"tiny +5 +5 +\d+\.\d +0 squares", capsys.readouterr().out)
     assert main(["run", "nothing"]) == 2
     assert "error: experiment: expected one of" in capsys.readouterr().err
     assert main(["run", "tiny", "--jobs", "0"]) == 2
@@ -288,3 +289,11 @@ def test_the_list_imports_no_experiment(capsys, monkeypatch):
     monkeypatch.setattr("moe_theory.experiments.__main__.EXPERIMENTS", registry._Experiments(registry.ENTRIES))
     assert main(["list"]) == 0
     assert f"contact: {registry.ENTRIES['contact']['about']}\n" in capsys.readouterr().out
+
+
+def test_status_counts_the_rows_that_were_drawn_the_earlier_way():
+    stores = experiments.status().set_index("experiment")
+    module = stores.index.map(lambda name: experiment(name).row.__module__)
+    assert (stores.earlier <= stores.stored).all()
+    assert (stores.earlier == stores.stored)[module.isin(EARLIER)].all()
+    assert stores.earlier[["moe_tables", "lengths"]].sum() == 0

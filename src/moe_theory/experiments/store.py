@@ -133,7 +133,8 @@ def recompute(name: str, **which) -> pd.DataFrame:
 
 
 def status(folder: Path | None = None) -> pd.DataFrame:
-    """For every experiment: paper rows stored, rows in the grid, seconds the stored rows took.
+    """For every experiment: paper rows stored, rows in the grid, seconds the stored rows took, and how many of them
+    were drawn before every purpose had a random stream of its own (`earlier`): computed again they are other draws.
 
     A store that is damaged, or of another experiment, profile or grid, has `refused` for the number of
     its rows and the reason, which names the file, in place of what the experiment is about.
@@ -144,11 +145,13 @@ def status(folder: Path | None = None) -> pd.DataFrame:
     lines = []
     for e in EXPERIMENTS.values():
         path = _path(e, "paper", folder)
-        line = dict(experiment=e.name, stored="refused", rows=len(e.grid), seconds=0.0)
+        line = dict(experiment=e.name, stored="refused", rows=len(e.grid), seconds=0.0, earlier=0)
         try:
             with closing(sqlite3.connect(_running(path) if _running(path).exists() else ":memory:")) as db:
-                rows = _under_way(db, path, e, "paper").rows.values()
-            line |= dict(stored=len(rows), seconds=sum(row.cells["seconds"] for row in rows), about=e.about)
+                records, rows = _under_way(db, path, e, "paper")
+            earlier = sum(records[row.provenance].get("streams") != CONVENTION for row in rows.values())
+            seconds = sum(row.cells["seconds"] for row in rows.values())
+            line |= dict(stored=len(rows), seconds=seconds, earlier=earlier, about=e.about)
         except ValueError as error:
             line |= dict(about=str(error))
         lines.append(line)

@@ -84,7 +84,7 @@ def parts_of_eps(
 ) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
     """What inputs with the same selected sets, and inputs with different ones, add to the eps of each draw."""
     check.positive("rate", rate)
-    plan, evaluate = draw_batches(model, len(x), draws, batch, seed), vmap(losses(model))
+    plan, evaluate = draw_batches(model, len(x), draws, batch, seed=seed), vmap(losses(model))
 
     def parts(plan: Batches) -> Tensor:
         third = x[plan.index[:, 2]], y[plan.index[:, 2]], plan.noise[:, 2]
