@@ -88,7 +88,7 @@ def parts_of_eps(
 
     def parts(plan: Batches) -> Tensor:
         third = x[plan.index[:, 2]], y[plan.index[:, 2]], plan.noise[:, 2]
-        (l1, pi1), (l2, pi2) = (evaluate(theta, *third) for theta in stability.two_steps(model, x, y, rate, plan))
+        (l1, pi1), (l2, pi2) = (evaluate(theta, *third) for theta in stability.step_parameters(model, x, y, rate, plan))
         flipped, apart = ((pi1 > 0) != (pi2 > 0)).flatten(2).any(-1), (l1 - l2).abs()
         return torch.stack([(apart * ~flipped).mean(1), (apart * flipped).mean(1)])
 
