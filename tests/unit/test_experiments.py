@@ -252,8 +252,7 @@ def test_the_beginning_of_a_training_is_that_of_its_row(monkeypatch):
     """Ten examples of two dimensions, a network of two experts, 150 steps."""
     inputs = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
     data = sparse.Labelled(inputs, torch.arange(10) % 2)
-    network = lambda *a: SparseMLP(2, 2, 2, *a)  # noqa: E731
-    task = sparse.Task(lambda: (data, data), network, lambda *_: None, 0.1, 150, 4)
+    task = sparse.Task(lambda: (data, data), functools.partial(SparseMLP, 2, 2, 2), lambda *_: None, 0.1, 150, 4)
     monkeypatch.setitem(sparse.TASKS, "tiny", task)
     monkeypatch.setattr(sparse, "estimate", functools.partial(estimate, draws=3, batch=4))
     key = dict(task="tiny", rule="sampled_topk", heads="single", output="as is")

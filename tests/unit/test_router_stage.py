@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments.router_stage import gap, off_start, off_the_set, rounded, watched
+from moe_theory.experiments.router_stage import _off, gap, off_start, off_the_set, rounded, watched
 from moe_theory.measure.inner import feature_ratios
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.patches import PatchTask
@@ -59,3 +60,11 @@ def test_both_kinds_of_experts_see_the_same_examples():
 )
 def test_stored_curves_start_as_they_are_recomputed(name, which):
     assert off_start(name, **which) < 1e-4
+
+
+def test_a_difference_is_not_hidden_by_nan():
+    now = np.array([0.0, np.nan, 2.0])
+    assert _off(now, now) == 0.0
+    assert _off(np.array([0.0, np.nan, 1.0]), now) == 0.5
+    assert np.isnan(_off(np.array([0.0, 1.0, 2.0]), now))
+    assert _off(np.zeros(3), np.zeros(3)) == 0.0

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from moe_theory.models.routers import sampled_topk, softmax_topk, topk_softmax
 from moe_theory.models.sparse import SparseMLP
-from moe_theory.tasks.gaussians import GaussianClasses
+from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.training.side_by_side import Networks, accuracies, stacked, train, train_specialists
 
 CASES = [(topk_softmax, 1), (softmax_topk, 2)]
@@ -79,3 +79,15 @@ def test_experts_are_copied_in_turn():
 def test_rules_with_noise_are_named():
     with pytest.raises(ValueError, match="networks: expected rules without noise, got sampled_topk"):
         Networks([SparseMLP(6, 4, 2, sampled_topk, 1, "single", 0)])
+
+
+def test_parts_that_do_not_fit_are_refused(data):
+    networks = Networks(made()[:2])
+    with pytest.raises(ValueError, match="batch: expected at most N = 40, got 41"):
+        train_specialists(networks, doubled(data), 0.5, 41, 1)
+    with pytest.raises(ValueError, match="parts: expected a number that divides the 2 networks, got 3"):
+        accuracies(networks, stacked([Labelled(data.x[0], data.y[0])] * 3))
+    other = made()[0]
+    other.block.scale = 3.0
+    with pytest.raises(ValueError, match="networks: expected blocks of one shape, heads and scale, got 2 kinds"):
+        Networks([made()[0], other])

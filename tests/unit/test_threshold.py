@@ -48,6 +48,13 @@ def test_risk_under_noise_in_closed_form(width):
         noisy_threshold_risk(real(0.0), 0.0)
 
 
+@pytest.mark.parametrize("b", [-1.5, 1.5])
+def test_a_threshold_outside_the_interval_sends_all_to_one_expert(b):
+    assert abs(float(threshold_risk(real(b), topk_softmax)) - 2) < 1e-14
+    with pytest.raises(ValueError, match="end: expected a finite number > 0, got -0.5"):
+        threshold_risk(real(b), topk_softmax, -0.5)
+
+
 def one_learner(rule, seed, noise, score, steps):
     """The same, one run and one example after another."""
     g, b, path = torch.Generator().manual_seed(seed), 0.6, []

@@ -13,6 +13,7 @@ from moe_theory.training import train_patch_moe
 
 N, LOOKED_AT, SEEDS, FILTERS = 2_000, 100, range(10), 16
 SIZES, FEW, DRAWS = (1_000, 2_000, 4_000, 8_000, 16_000), 50, 200
+ALIKE = dict(experts=8, filters=FILTERS, activation="cubic")  # the layer of `apart`
 
 
 def _key(run: str, seed: int, steps: int, every: int, **options) -> dict:
@@ -138,7 +139,7 @@ def derived_ratio(batch: PatchBatch, w: torch.Tensor, M: int) -> float:
 
 def _plain_step(train: PatchBatch, few: PatchBatch, start: torch.Tensor, seed: int) -> float:
     """The same ratio as one step of plain descent from start (1, J, d) has it, a root mean square over experts."""
-    (end,) = train_patch_moe(train, few, steps=1, seeds=(seed,), normalized=False, eta=1.0, same_start=True)
+    (end,) = train_patch_moe(train, few, steps=1, seeds=(seed,), normalized=False, eta=1.0, same_start=True, **ALIKE)
     G = (start - end.parameters["W"]).flatten(1)
     along = G.mean(0)
     across = G - (G @ along / along.square().sum())[:, None] * along
@@ -159,12 +160,12 @@ def apart_row(key: dict) -> dict:
     seed, eta = key["seed"], 1e-3
     task = PatchTask(seed=seed)
     train, few = task.sample(key["n"], 2 * seed + 1), task.sample(FEW, 2 * seed + 2)
-    start = PatchMoE(task.d, 8, FILTERS, seed=seed).W.data[:1]
+    start = PatchMoE(task.d, ALIKE["experts"], FILTERS, seed=seed).W.data[:1]
     (run,) = train_patch_moe(
-        train, few, steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=_spread
+        train, few, steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=_spread, **ALIKE
     )
     return {
-        "derived": _digits(derived_ratio(train, start[0].to(train.x), 8)),
+        "derived": _digits(derived_ratio(train, start[0].to(train.x), ALIKE["experts"])),
         "plain_step": _digits(_plain_step(train, few, start.to(train.x), seed)),
         "after_1": _digits(run.history[0]["spread"] / eta),
         "after_20": _digits(run.history[19]["spread"] / eta),

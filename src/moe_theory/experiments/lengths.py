@@ -5,10 +5,11 @@ import torch
 from moe_theory.models.mixture import MixingMeasure, regression_function
 from moe_theory.models.routers import Perturbed
 from moe_theory.streams import torch_stream
+from moe_theory.tasks.regression import NOISE
 from moe_theory.theory.identifiability import shifted
 from moe_theory.training.least_squares import least_squares
 
-TAUS, REPETITIONS, N, SIGMA = (1.0, 0.1, 0.01), 240, 10_000, 0.1
+TAUS, REPETITIONS, N, SIGMA = (1.0, 0.1, 0.01), 240, 10_000, NOISE
 
 
 def plane() -> MixingMeasure:

@@ -175,7 +175,15 @@ def gap_live(key: dict) -> dict:
 
 
 def off_start(name: str, **which) -> float:
-    """Largest difference of a row's recomputed start from the stored curves, over the largest entry of its column."""
+    """Largest difference of a row's recomputed start from the stored curves, over the largest entry of its column.
+
+    nan in the same place of both is no difference; elsewhere it makes the result nan, which is below no limit.
+    """
     stored, again = recompute(name, **which).to_dict("index").values()
-    pairs = [(np.array(stored[column][: len(now)]), np.array(now)) for column, now in again.items()]
-    return max(float(abs(then - now).max() / abs(now).max()) for then, now in pairs)
+    return float(np.max([_off(np.array(stored[column][: len(now)]), np.array(now)) for column, now in again.items()]))
+
+
+def _off(then: np.ndarray, now: np.ndarray) -> float:
+    missing = np.isnan(then) & np.isnan(now)
+    largest = abs(now[~missing]).max(initial=0.0)
+    return np.where(missing, 0.0, abs(then - now)).max() / (largest or 1.0)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy import stats
+from scipy.integrate import trapezoid
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -96,7 +97,7 @@ def largest_of_noise(d: int, patches: int, signals: int) -> tuple[float, float, 
         (_between_two(d)(t), pairs),
         (square.cdf(d * (1 + t)) - square.cdf(d * (1 - t)), patches),
     )
-    return tuple(float(np.trapezoid(1 - G**count, t)) for G, count in laws)
+    return tuple(float(trapezoid(1 - G**count, t)) for G, count in laws)
 
 
 def _between_two(d: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory import _validate as check
 from moe_theory.models.routers import Rule, topk_set
 from moe_theory.theory.smoothing import route_probabilities
 
@@ -45,8 +46,12 @@ def threshold_risk(b: Float[Tensor, ""], rule: Rule, end: float = 1.0) -> Float[
         b: a float64 scalar; the kinks are taken at a detached copy of it.
         rule: how one of the two experts is selected and gets its gate.
         end: of the interval, > 0.
+
+    Raises:
+        ValueError: for an end that is not > 0.
     """
-    x, w = _pieces(sorted([-1.0, 0.0, float(b.detach()), end]))
+    kink, end = float(b.detach()), check.positive("end", end)
+    x, w = _pieces(sorted({-1.0, 0.0, end, *(c for c in (kink,) if -1 < c < end)}))
     return w @ threshold_loss(x, rule.gates(threshold_logits(x, b), 1)) / (1 + end)
 
 
@@ -83,7 +88,7 @@ def learn_threshold(
         b = b.clone().requires_grad_()
         x = torch.stack([2 * torch.rand(64, generator=g, dtype=torch.float64) - 1 for g in runs])
         h = threshold_logits(x, b)
-        p = route_probabilities(h, "uniform", noise) if noise else topk_set(h, 1).to(h)
+        p = topk_set(h, 1).to(h) if noise is None else route_probabilities(h, "uniform", noise)
         drawn = [torch.multinomial(q, 1, generator=g) for q, g in zip(p.detach(), runs, strict=True)]
         chosen = torch.zeros_like(h, dtype=torch.bool).scatter(-1, torch.stack(drawn), True)
         loss = threshold_loss(x, rule.shares(h, chosen) * chosen)

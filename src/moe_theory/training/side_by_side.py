@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
+from moe_theory import _validate as check
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.tasks.gaussians import Labelled
 
@@ -17,13 +18,14 @@ class Networks:
     """R networks that differ in weights, rule and K only, their parameters stacked.
 
     Args:
-        networks: have one kind of heads and rules that need no noise; neighbours with one rule and K are fastest.
+        networks: have one shape, one kind of heads and rules that need no noise; neighbours with one rule and K are
+            fastest.
 
     Attributes:
         parameters: by their names in the block, each (R, ...), copies of those of the networks.
 
     Raises:
-        ValueError: for a rule that needs noise.
+        ValueError: for a rule that needs noise, or blocks that differ in more.
     """
 
     def __init__(self, networks: Sequence[SparseMLP]):
@@ -31,10 +33,13 @@ class Networks:
             if network.noisy:
                 raise ValueError(f"networks: expected rules without noise, got {network.block.rule.name}")
         blocks = [network.block for network in networks]
+        shapes = {(block.scale, *((n, p.shape) for n, p in block.named_parameters())) for block in blocks}
+        if len(shapes) != 1:
+            raise ValueError(f"networks: expected blocks of one shape, heads and scale, got {len(shapes)} kinds")
         self.block = blocks[0]
         self.groups = [(*key, len(list(same))) for key, same in groupby(blocks, lambda b: (b.rule, b.k))]
-        stacked = stack_module_state(blocks)[0]
-        self.parameters = {name: p.detach().clone().requires_grad_() for name, p in stacked.items()}
+        own = stack_module_state(blocks)[0]
+        self.parameters = {name: p.detach().clone().requires_grad_() for name, p in own.items()}
 
     def take_experts(self, other: "Networks") -> None:
         """Start from the experts of S other networks: network r from copies of those of network r mod S."""
@@ -57,11 +62,13 @@ class Networks:
         """Outputs; network r reads `x[r]`."""
         parts = self._part("router", x).split([size for *_, size in self.groups])
         pi = torch.cat([rule.gates(h, k) for h, (rule, k, _) in zip(parts, self.groups, strict=True)])
-        return (pi[..., None] * self.experts(x)).sum(-2)
+        return self.block.scale * (pi[..., None] * self.experts(x)).sum(-2)
 
 
 def _repeated(v: Tensor, R: int) -> Tensor:
-    """v (S, ...) over and over along its first dimension, R long."""
+    """v (S, ...) over and over along its first dimension, R long; ValueError unless S divides R."""
+    if R % len(v):
+        raise ValueError(f"parts: expected a number that divides the {R} networks, got {len(v)}")
     return v.repeat(R // len(v), *[1] * (v.ndim - 1))
 
 
@@ -82,8 +89,13 @@ def train_specialists(networks: Networks, data: Labelled, rate: float, batch: in
         networks: R of them.
         data: x (R, N, d), y (R, N), read in turn in whole batches, over and over.
         rate, batch, steps: step size, examples of a step, steps.
+
+    Raises:
+        ValueError: for a batch larger than N.
     """
     names = [name for name in networks.parameters if name.startswith("experts")]
+    if check.integer("batch", batch, 1) > data.y.shape[1]:
+        raise ValueError(f"batch: expected at most N = {data.y.shape[1]}, got {batch}")
     whole = data.y.shape[1] // batch * batch
     for t in range(steps):
         at = torch.arange(batch * t, batch * (t + 1)) % whole
