@@ -28,7 +28,7 @@ unit: $(READY)  ## the quick unit tests, with shapes checked at run time
 
 slow: $(READY)  ## the other unit tests, and that every implementation that is timed takes the same step
 	@echo "== slow unit tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit benchmarks -n auto -m slow
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit benchmarks/test_train_patch_moe.py -n auto -m slow
 
 chapters: $(READY)  ## run every chapter and compare its checked cells with the stored outputs
 	@echo "== nbval over the chapters"
