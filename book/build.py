@@ -213,7 +213,7 @@ def stage(source: Path, config: str) -> dict:
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     generated["_citations.md"] = pages.citations(citation, yaml.safe_load(config)["copyright"])
     wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
     if source.exists():
