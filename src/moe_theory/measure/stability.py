@@ -93,7 +93,7 @@ def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "coun
 
 
 def draw_batches(model: Routed, n: int, draws: int, batch: int, *, seed: int) -> Batches:
-    """Batches without repetition within each, out of n examples, and noise of the model's shape: Gumbel, or zero if unread.
+    """Batches without repetition within each, out of n examples, and noise of the model's shape, zero if it is unread.
 
     Raises:
         ValueError: for a model that is not `Routed`, or a batch larger than n.
