@@ -128,6 +128,7 @@ def test_command_line(tiny, capsys, monkeypatch):
 SLOW = {  # smoke profiles of more than about a second
     "exploration",
     "exponents",
+    "many_draws",
     "moe_balanced",
     "moe_control",
     "moe_descent",
@@ -281,6 +282,17 @@ def test_stored_estimates_before_training_tell_the_truth(k):
     found = sparse.summary(estimate(network, *train, rate=key["rate"], seed=sparse.stream(key["seed"], 4)))
     for name, value in found.items():
         assert value == pytest.approx(stored[name][0], rel=0.02, abs=1e-6), name
+
+
+@pytest.mark.slow
+def test_stored_draws_are_those_of_the_estimator():
+    """The first 200 of 4,000, by the route that also gives L and beta."""
+    key = dict(task="gaussians", rule="topk_softmax", heads="single", output="as is", k=5, seed=0)
+    (train, _), (network, _) = sparse.gaussians(), sparse.start(key)
+    stored, again = experiments.recompute("many_draws", k=5)["eps"]
+    assert (len(stored), len(again)) == (4_000, 200)
+    found = estimate(network, *train, rate=sparse.TASKS["gaussians"].rate, seed=0).eps.tolist()
+    assert again == pytest.approx(stored[:200], rel=1e-3) and found == pytest.approx(stored[:200], rel=1e-3)
 
 
 def test_the_list_imports_no_experiment(capsys, monkeypatch):

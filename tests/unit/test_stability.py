@@ -62,6 +62,13 @@ def test_batches_hold_no_example_twice():
     assert (plan.index.sort(-1).values == torch.arange(40)).all()
 
 
+def test_noise_is_drawn_where_it_is_read_after_the_same_batches():
+    plain, noisy = (draw_batches(network("mlp", rule)[0], 40, 2, 8, seed=0) for rule in (topk_softmax, sampled_topk))
+    assert (plain.noise == 0).all() and plain.noise.shape == noisy.noise.shape
+    assert noisy.noise.unique().numel() == noisy.noise.numel()
+    assert (plain.index == noisy.index).all()
+
+
 def test_bad_input_to_the_estimators_is_named():
     model, x, y = network("mlp", topk_softmax)
     for bad in ({"rate": 0.0}, {"draws": 0}, {"batch": 41}, {"batch": 0}):

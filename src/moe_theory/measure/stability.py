@@ -67,7 +67,10 @@ class Draws(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Examples and routing noise of D draws: three batches each, and a second noise for the third."""
+    """Examples and routing noise of D draws: three batches each, and a second noise for the third.
+
+    The noise is zero for a model whose outputs it does not change.
+    """
 
     index: Int[Tensor, "D 3 b"]
     noise: Float[Tensor, "D 4 b ..."]
@@ -90,7 +93,7 @@ def _index(n: int, count: int, batch: int, seed: int) -> tuple[Int[Tensor, "coun
 
 
 def draw_batches(model: Routed, n: int, draws: int, batch: int, *, seed: int) -> Batches:
-    """Batches without repetition within each, out of n examples, and Gumbel noise of the model's shape.
+    """Batches without repetition within each, out of n examples, and noise of the model's shape, zero if it is unread.
 
     Raises:
         ValueError: for a model that is not `Routed`, or a batch larger than n.
@@ -104,9 +107,12 @@ def draw_batches(model: Routed, n: int, draws: int, batch: int, *, seed: int) ->
     if check.integer("batch", batch, 1) > n:
         raise ValueError(f"batch: expected at most n = {n}, got {batch}")
     index, state = _index(n, 3 * check.integer("draws", draws, 1), batch, seed)
-    rng, dtype = torch.Generator(), next(model.parameters()).dtype
+    shape, dtype = (draws, 4, *model.noise_shape(batch)), next(model.parameters()).dtype
+    if not model.noisy:
+        return Batches(index.view(-1, 3, batch), torch.zeros((), dtype=dtype).expand(shape))
+    rng = torch.Generator()
     rng.set_state(state)
-    return Batches(index.view(-1, 3, batch), gumbel((draws, 4, *model.noise_shape(batch)), rng, dtype))
+    return Batches(index.view(-1, 3, batch), gumbel(shape, rng, dtype))
 
 
 def losses(model: Routed) -> Callable:
