@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.measure.stability import Draws, estimate
-from moe_theory.models.routers import RULES, gumbel, topk_softmax
+from moe_theory.models.rules import RULES, gumbel, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, SparseTransformer
 from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.tasks.images import load_images

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, topk_set
+from moe_theory.models.rules import Rule, topk_set
 from moe_theory.theory.smoothing import route_probabilities
 
 #: Nodes of the quadrature between two kinks.
