@@ -332,8 +332,9 @@ def random_router(kind: str, d: int, experts: int, seed: int) -> nn.Module:
     """A router with random weights that maps inputs (n, d) to logits (n, M).
 
     Args:
-        kind: "linear" (standard normal weights), "one trunk" (`MLPRouter`), "heads" (`MultiHeadRouter`), both with
-            6 hidden units, or "cosine" (`PerturbedCosineRouter`).
+        kind: "linear" (standard normal weights), "one trunk" (`MLPRouter`) or "heads" (`MultiHeadRouter`), both with
+            6 hidden units, or "cosine", here the perturbed cosine router (`PerturbedCosineRouter`, tau = 0.1), which
+            has logits at x = 0 too; `ROUTERS` calls that one "perturbed", and "cosine" the one without tau.
         d: dimension of an input; experts: number M of logits; seed: draws the weights.
 
     Raises:
