@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.measure.inner import expert_errors
 from moe_theory.models.moe import PatchMoE
@@ -18,6 +19,7 @@ from moe_theory.training import Run, train_patch_moe
 
 SEEDS, EVERY, LOOK = range(10), 50, 400
 STEPS = {(1, "cubic"): 1_000, (1, "linear"): 1_200, (10, "cubic"): 400, (10, "linear"): 400}
+DIGITS = 6  # of what is stored
 POWER = {"linear": 1, "cubic": 3}
 
 
@@ -76,20 +78,17 @@ def wrong(layer: PatchMoE, batch: PatchBatch) -> Tensor:
     return batch.y * layer(batch.x)[0] <= 0
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
 def _curves(history: list[dict], *names: str) -> dict:
     """Loss, test accuracy in percent, dispatch entropy in nats and `names` at the steps `steps_at`.
 
     `first_NAME` has the first entry of each, which `course_live` and `picture_live` compute again.
     """
     curves = {
-        "loss": [_short(h["loss"]) for h in history],
-        "test": [_short(100 * h["test_accuracy"]) for h in history],
-        "entropy": [_short(h["dispatch_entropy"]) for h in history],
-    } | {name: [_short(h[name]) for h in history] for name in names}
+        "loss": [h["loss"] for h in history],
+        "test": [100 * h["test_accuracy"] for h in history],
+        "entropy": [h["dispatch_entropy"] for h in history],
+    } | {name: [h[name] for h in history] for name in names}
+    curves = rounded(curves, DIGITS)
     first = {f"first_{name}": values[0] for name, values in curves.items()}
     return first | {"steps_at": [h["step"] for h in history]} | curves
 
@@ -137,9 +136,8 @@ def course_row(key: dict) -> dict:
     run, _ = _train(task, key, lambda now, test: look(now, test, key["activation"]), key["input_scale"])
     (at,) = (h for h in run.history if h["step"] == min(LOOK, key["steps"]))
     names = ("differ", "reads", "vote", "signs", "best", "by_centers", "by_labels")
-    return _curves(run.history, *names) | {
-        "accuracies": [[_short(100 * a) for a in of_expert] for of_expert in at["accuracies"].tolist()]
-    }
+    accuracies = [[100 * a for a in of_expert] for of_expert in at["accuracies"].tolist()]
+    return _curves(run.history, *names) | {"accuracies": rounded(accuracies, DIGITS)}
 
 
 def course_live(key: dict) -> dict:
@@ -158,7 +156,7 @@ def picture_row(key: dict) -> dict:
     )
     theta, W = run.parameters["theta"], run.parameters["W"]
     return _curves(run.history, "router") | {
-        "theta": [[_short(w) for w in of_expert] for of_expert in theta.T.tolist()],
+        "theta": rounded(theta.T, DIGITS),
         "wrong": wrong(_layer(theta, W, key["activation"]), test).nonzero().flatten().tolist(),
     }
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
 from moe_theory.experiments.store import recompute
 from moe_theory.measure.inner import feature_ratios, inner_products, professions
@@ -36,13 +37,6 @@ def gaps() -> list[dict]:
     usual = [dict(K=4, experts=M, sigma_0=0.01, eta=1e-3, steps=1000, every=20, until=300) for M in (4, 8, 16)]
     up_to_T_2 = dict(K=2, experts=4, sigma_0=1e-3, eta=4e-5, steps=1562, every=71, until=1562)
     return [dict(**key, n=4_000, seed=seed) for seed in SEEDS for key in (*usual, up_to_T_2)]
-
-
-def rounded(values: Tensor, digits: int = 5) -> list:
-    """A tensor as nested lists of numbers with so many significant digits."""
-    if values.dim():
-        return [rounded(part, digits) for part in values]
-    return float(f"{values.item():.{digits}g}")
 
 
 def second_moment(low: float, high: float) -> float:
@@ -102,8 +96,8 @@ def watched_row(key: dict) -> dict:
     )
     load = run.history[-1]["dispatch"].sum(0).double() / len(test)
     names = measure(run.parameters)
-    curves = {name: rounded(torch.stack([h[name] for h in run.history])) for name in names}
-    return {"load": rounded(load), "steps_at": [h["step"] for h in run.history]} | curves
+    curves = {name: rounded(torch.stack([h[name] for h in run.history]), 5) for name in names}
+    return {"load": rounded(load, 5), "steps_at": [h["step"] for h in run.history]} | curves
 
 
 def watched_live(key: dict) -> dict:
@@ -162,7 +156,7 @@ def _gap_curves(history: list[dict], marks: tuple[int, int]) -> dict:
     curves = {name: torch.tensor([float(h[name]) for h in history]) for name in ("s", "gap", "loss")}
     return {
         "steps_at": [h["step"] for h in history],
-        **{name: rounded(values, 6) for name, values in curves.items()},
+        **rounded(curves, 6),
         "test": [round(100 * h["test_accuracy"], 3) for h in history],
         "weights": [rounded(history[i - 1]["weights"], 6) for i in at],
         "path": [rounded(torch.trapezoid(cubes[:i], steps[:i], dim=0), 6) for i in at],

@@ -6,6 +6,7 @@ setting 3, where alpha and gamma have one law, as the theory takes them.
 
 import torch
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.inner import expert_errors, professions
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import NOISE, SETTINGS, PatchBatch, PatchTask
@@ -102,7 +103,7 @@ def _at_T1(key, path: float, train: PatchBatch, test: PatchBatch, start: PatchMo
         "predicted_weighted": (later == weighted).double().mean(),
         "least_margin": (1 - lead[:, 1] / lead[:, 0]).min(),
     }
-    return {name: float(f"{value.item():.6g}") for name, value in values.items()}
+    return rounded(values, 6)
 
 
 def outcome_row(key: dict) -> dict:
