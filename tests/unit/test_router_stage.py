@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments.router_stage import _off, gap, off_start, off_the_set, watched
+from moe_theory.experiments.router_stage import _off, gap, off_start, watched
 from moe_theory.measure.inner import feature_ratios
+from moe_theory.measure.patch_layer import off_the_set
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.patches import PatchTask
 

@@ -9,6 +9,7 @@ import torch
 from moe_theory.experiments.registry import rounded
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchBatch, PatchTask
+from moe_theory.theory.exploration import derived_ratio
 from moe_theory.theory.smoothing import route_probabilities
 from moe_theory.training import train_patch_moe
 
@@ -120,20 +121,6 @@ def live(key: dict) -> dict:
 def leads_live(key: dict) -> dict:
     """The first entry of each curve of a row with leads."""
     return leads_row({**key, "steps": key["every"]})
-
-
-def derived_ratio(batch: PatchBatch, w: torch.Tensor, M: int) -> float:
-    """The size r of an expert's gradient across the mean gradient over that along it, M experts that are alike.
-
-    `r = sqrt((M - 1) / n) sqrt(mean_i ||g_i^perp||^2) / ||mean_i g_i||`, with g_i what example i would send to its
-    expert, of cubic filters w (J, d), at the start of Algorithm 1 (its factors common to all examples cancel).
-    """
-    n = len(batch)
-    slope = 3 * (batch.x @ w.T).square() * batch.y[:, None, None]
-    g = torch.einsum("npj,npd->njd", slope, batch.x).flatten(1)
-    mean = g.mean(0)
-    across = g - (g @ mean / mean.square().sum())[:, None] * mean
-    return float(((M - 1) / n * across.square().sum(1).mean()).sqrt() / mean.norm())
 
 
 def _plain_step(train: PatchBatch, few: PatchBatch, start: torch.Tensor, seed: int) -> float:
