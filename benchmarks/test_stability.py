@@ -15,7 +15,7 @@ import torch
 from torch.func import grad, vmap
 
 from moe_theory.measure.stability import BATCH, DRAWS, draw_batches, estimate, estimate_loop, losses
-from moe_theory.models.routers import sampled_topk
+from moe_theory.models.rules import sampled_topk
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseTransformer
 
 LOOPED = 10  # draws of the loop that are timed; it takes the same time for each

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import moe_theory as mt
-from moe_theory.models.routers import Rule
+from moe_theory.models.rules import Rule
 
 GROUPS = {
     "Data": ["PatchTask"],
@@ -31,7 +31,7 @@ INTRODUCTIONS = {
     "Rules that select experts": "`softmax_topk`, `topk_softmax` and `sampled_topk` turn logits into gates: "
     "`mt.topk_softmax(h, k=2)`. The networks of `moe_theory.models.sparse` take one of them as their argument `rule`: "
     "pass the rule itself, `rule=mt.topk_softmax`. Stored rows have its name, and "
-    "`moe_theory.models.routers.RULES[name]` is the rule. `top1_noisy` is no such rule: it gives the index of one "
+    "`moe_theory.models.rules.RULES[name]` is the rule. `top1_noisy` is no such rule: it gives the index of one "
     "expert and no gate.",
 }
 

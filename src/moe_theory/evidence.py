@@ -30,6 +30,7 @@ class Compared:
         value: the number measured.
         relation: one of <, <=, >, >=, ==.
         limit: what it is compared with.
+        digits: significant digits shown.
 
     Raises:
         ValueError: for another relation.
@@ -69,6 +70,7 @@ class Close:
         predicted_value: what theory, or an independent route, says it is.
         within: largest distance allowed, in the unit of the value; or
         relative: the same as a share of the prediction's size. Exactly one of the two is given.
+        digits: significant digits shown.
 
     Raises:
         ValueError: if both tolerances are given, or neither, or one that is not positive.

@@ -6,6 +6,7 @@ from moe_theory import experiments
 from moe_theory.experiments import ablations
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchTask
+from moe_theory.theory.exploration import derived_ratio
 from moe_theory.theory.smoothing import route_probabilities
 
 
@@ -21,7 +22,7 @@ def test_derived_ratio_is_that_of_random_shares():
     G = chosen @ g / n
     across = G - np.outer(G @ mean / (mean @ mean), mean)
     r = np.sqrt((across**2).sum(1).mean()) / np.linalg.norm(mean / M)
-    assert ablations.derived_ratio(batch, w.detach(), M) == pytest.approx(r, rel=0.02)
+    assert derived_ratio(batch, w.detach(), M) == pytest.approx(r, rel=0.02)
 
 
 def test_what_is_watched():

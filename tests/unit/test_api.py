@@ -14,7 +14,8 @@ import pytest
 import moe_theory as mt
 from moe_theory import measure
 from moe_theory.measure.voronoi import voronoi_loss
-from moe_theory.models.routers import Rule
+from moe_theory.models import routers, rules
+from moe_theory.models.rules import Rule
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
 import api
@@ -35,6 +36,11 @@ def test_names_are_those_of_their_modules():
         assert (getattr(found, "__module__", None) or found.__name__) == f"moe_theory.{module}"
         assert name in dir(mt)
     assert measure.voronoi_loss is mt.voronoi_loss is voronoi_loss
+
+
+def test_the_rules_can_be_imported_along_with_the_routers():
+    for name in ("RULES", "gumbel", "sampled_topk", "softmax_topk", "top1_noisy", "topk_set", "topk_softmax"):
+        assert getattr(routers, name) is getattr(rules, name)
 
 
 def test_unknown_names_are_named():

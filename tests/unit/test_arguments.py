@@ -6,15 +6,8 @@ import pytest
 from moe_theory.models.experts import PatchCNN
 from moe_theory.models.mixture import draw_measure, regression_function
 from moe_theory.models.moe import PatchMoE
-from moe_theory.models.routers import (
-    CosineRouter,
-    Linear,
-    MLPRouter,
-    MultiHeadRouter,
-    Perturbed,
-    PerturbedCosineRouter,
-    topk_softmax,
-)
+from moe_theory.models.routers import CosineRouter, Linear, MLPRouter, MultiHeadRouter, Perturbed, PerturbedCosineRouter
+from moe_theory.models.rules import topk_softmax
 from moe_theory.models.sparse import SparseBlock, SparseMLP
 from moe_theory.tasks.gaussians import GaussianClasses
 from moe_theory.tasks.regression import sample_regression, uniform_inputs

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from moe_theory.measure.stability import estimate
 from moe_theory.models.layers import Linear
-from moe_theory.models.routers import sampled_topk, softmax_topk, topk_softmax
+from moe_theory.models.rules import sampled_topk, softmax_topk, topk_softmax
 from moe_theory.models.sparse import Experts, SparseMLP, SparseTransformer
 from moe_theory.theory import estimators as est
 

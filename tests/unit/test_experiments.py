@@ -12,7 +12,7 @@ import torch
 from moe_theory import experiments, manifest
 from moe_theory.experiments import backends, registry, sparse, store
 from moe_theory.experiments.__main__ import main
-from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment
+from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment, rounded
 from moe_theory.measure import speed
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
@@ -148,6 +148,13 @@ def test_smoke_profiles_run(name, tmp_path, in_process):
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
     stored, smoke = manifest.entries()[f"{name}.csv"], manifest.entries(tmp_path)[f"{name}.csv"]
     assert list(stored["columns"]) == list(smoke["columns"]), "what is stored is what the code computes"
+
+
+def test_rounding_keeps_shape_and_digits():
+    x = torch.tensor([[1.234567, -0.000123456], [0, 100.0]])
+    assert rounded(x, 3) == rounded(x.numpy(), 3) == rounded(x.tolist(), 3) == [[1.23, -0.000123], [0.0, 100.0]]
+    found = rounded({"a": x.double().mean(), "b": [2, True, x[0, 0].item()]}, 8)
+    assert repr(found) == "{'a': 25.308611, 'b': [2, True, 1.234567]}"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

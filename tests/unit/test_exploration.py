@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments.stages import spread
 from moe_theory.measure.inner import expert_errors, inner_products, professions
+from moe_theory.measure.patch_layer import spread
 from moe_theory.models.experts import patch_cnn
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchTask

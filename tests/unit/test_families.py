@@ -6,7 +6,8 @@ import torch
 from moe_theory.measure.inner import expert_errors
 from moe_theory.models.mixture import MixingMeasure, regression_function
 from moe_theory.models.moe import PatchMoE
-from moe_theory.models.routers import Linear, softmax_topk, topk_softmax
+from moe_theory.models.routers import Linear
+from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.models.sparse import WIDTH, SparseBlock
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.patches import PatchTask

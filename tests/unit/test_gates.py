@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from moe_theory.models.routers import sampled_topk, softmax_topk, topk_softmax
+from moe_theory.models.rules import sampled_topk, softmax_topk, topk_softmax
 from moe_theory.theory import gates
 
 

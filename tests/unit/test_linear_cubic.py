@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from moe_theory.experiments.linear_cubic import _layer, figure_1, held_out, look, picture_row, routed, sign_pair, wrong
+from moe_theory.experiments.linear_cubic import figure_1, held_out, picture_row, routed
 from moe_theory.measure import dispatch_entropy
+from moe_theory.measure.patch_layer import look, sign_pair, with_weights, wrong
 
 KEY = dict(activation="linear", n=300, experts=4, steps=100, seed=3)
 
@@ -29,7 +30,9 @@ def test_look_at_experts_that_own_a_cluster_each(by_hand):
     found = look(now, test, "linear")
     assert found["differ"] > 1e5 and found["vote"] == pytest.approx(1, abs=1e-5)
     assert found["reads"] == pytest.approx(1, abs=1e-5)  # 4 centers of weight 1; 16 weights of 1/2
-    assert found["by_labels"] == pytest.approx(100 * (~wrong(_layer(*now.values(), "linear"), test)).double().mean())
+    assert found["by_labels"] == pytest.approx(
+        100 * (~wrong(with_weights(*now.values(), "linear"), test)).double().mean()
+    )
     assert found["by_centers"] < found["by_labels"]
     own = found["accuracies"].diagonal()
     assert (own >= found["accuracies"].amax(0)).all() and found["best"] == pytest.approx(100 * own.mean().item())

@@ -103,6 +103,19 @@ JUDGED = {  # a change of how cards are judged or only shown, and whether outcom
     "never false": ("evidence.py", "return all(comparisons)", "return True", True),
     "any verdict": ("claims.py", 'if verdict != row["verdict"]:', "if False:", True),
     "another text": ("evidence.py", 'return "outside"', 'return "not inside"', False),
+    "more refusals": (
+        "mutants/running.py",
+        "(AssertionError, ValueError)",
+        "(AssertionError, ValueError, KeyError)",
+        True,
+    ),
+    "never broken": (
+        "mutants/running.py",
+        'return refused if isinstance(error, REFUSALS) else "broken"',
+        "return refused",
+        True,
+    ),
+    "more patience": ("mutants/running.py", "PATIENCE = 600", "PATIENCE = 900", False),
     "another docstring": ("evidence.py", "A number against one limit.", "A number and its limit.", False),
 }
 
@@ -120,8 +133,20 @@ def test_outcomes_hold_for_the_code_that_judged_them(small, monkeypatch, name):
     assert outcomes_by_claim()["chen-lem-5.1"][0]["outcome"] == ("not run" if outdated else "refused")
 
 
+def test_outcomes_from_before_the_second_hash_hold_while_the_first_does(small):
+    small(_row("cell", MUTANTS["cell"][0]))
+    (mutant,) = mutants()
+    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}}, [mutant])
+    file = registry.OUTCOMES.with_name(registry.JUDGE)
+    first, second = file.read_text().split()
+    for text, outdated in ((first, False), (second, True), ("", True), (f"{first} {first}", True)):
+        file.write_text(text)
+        assert registry.outdated() is outdated
+
+
 def test_the_stored_outcomes_were_judged_by_this_code():
     assert not registry.outdated()
+    assert registry.OUTCOMES.with_name(registry.JUDGE).read_text().split() == [registry.judge(), registry.recogniser()]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from scipy.optimize import least_squares as scipy_least_squares
 
 from moe_theory.measure.voronoi import error_parts
 from moe_theory.models.mixture import MixingMeasure, draw_measure, gates, jacobian, regression_function
-from moe_theory.models.routers import ROUTERS, Router, Rule, gumbel, topk_set
+from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.models.rules import Rule, gumbel, topk_set
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.theory.fisher import standard_errors

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from moe_theory.models.routers import gumbel, sampled_topk
+from moe_theory.models.rules import gumbel, sampled_topk
 from moe_theory.theory.plackett_luce import (
     expected_output,
     inclusion_by_orders,

@@ -3,16 +3,8 @@ import math
 import pytest
 import torch
 
-from moe_theory.models.routers import (
-    RULES,
-    MLPRouter,
-    MultiHeadRouter,
-    gumbel,
-    sampled_topk,
-    softmax_topk,
-    topk_set,
-    topk_softmax,
-)
+from moe_theory.models.routers import MLPRouter, MultiHeadRouter
+from moe_theory.models.rules import RULES, gumbel, sampled_topk, softmax_topk, topk_set, topk_softmax
 from moe_theory.theory import router_gradient
 from moe_theory.theory.router_gradient import (
     Ray,

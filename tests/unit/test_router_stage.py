@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments.router_stage import _off, gap, off_start, off_the_set, rounded, watched
+from moe_theory.experiments.router_stage import _off, gap, off_start, watched
 from moe_theory.measure.inner import feature_ratios
+from moe_theory.measure.patch_layer import off_the_set
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.patches import PatchTask
 
@@ -38,10 +39,6 @@ def test_a_layer_on_the_invariant_set(reads):
     assert seen["rest"] < 0.05
     assert seen["on_centers"] == pytest.approx(float(reads == "centers") * torch.ones(8), abs=1e-5)
     assert (seen["off_noise"] > 1.5).all() == (reads == "signals")
-
-
-def test_rounding_keeps_shape_and_digits():
-    assert rounded(torch.tensor([[1.234567, -0.000123456], [0, 100.0]]), 3) == [[1.23, -0.000123], [0.0, 100.0]]
 
 
 def test_both_kinds_of_experts_see_the_same_examples():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moe_theory.models.routers import sampled_topk, softmax_topk, topk_softmax
+from moe_theory.models.rules import sampled_topk, softmax_topk, topk_softmax
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.training.side_by_side import Networks, accuracies, stacked, train, train_specialists

@@ -70,13 +70,40 @@ def test_what_is_optional_or_draws_is_passed_by_name(name):
         assert found == BY_POSITION.get(name, []), f"put a * before the first of {found} of {name}"
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_docstring_with_arguments_names_all_of_them(name):
-    arguments, doc = FUNCTIONS[name]
-    if section := re.search(r"^Args:\n((?: {4}.*\n?|\n)*)", doc, re.MULTILINE):
-        named = set(re.findall(r"(?<![\w.`])(\w+)(?=[,:])", section[1]))
-        missing = [a for a in _positional(arguments) + [a.arg for a in arguments.kwonlyargs] if a not in named]
-        assert not missing, f"{name}: Args does not say what {missing} are"
+def _described():
+    """Every callable whose docstring has a list of arguments: its name, the arguments it takes and those listed."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            section = re.search(r"^Args:\n((?: {4}.*\n?|\n)*)", ast.get_docstring(node) or "", re.MULTILINE)
+            if section:
+                yield f"{path.relative_to(PACKAGE).with_suffix('')}:{node.name}", _taken(node), _listed(section[1])
+
+
+def _taken(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """Arguments of a function, of a constructor, or of the one that the fields of a class make."""
+    if isinstance(node, ast.ClassDef):
+        made = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        if not made:
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+            return [part.target.id for part in fields if "init=False" not in ast.unparse(part)]
+        node = made[0]
+    of = node.args
+    starred = [a.arg for a in (of.vararg, of.kwarg) if a]
+    return [a.arg for a in of.posonlyargs + of.args + of.kwonlyargs if a.arg != "self"] + starred
+
+
+def _listed(section: str) -> list[str]:
+    """Names before the colon of an entry, which begins a line or follows a semicolon."""
+    lines = re.sub(r"\n {8,}", " ", section).splitlines()
+    entries = [re.match(r"\s*(\w+(?:, \w+)*): \S", part) for line in lines for part in line.split("; ")]
+    return [name for entry in entries if entry for name in entry[1].split(", ")]
+
+
+@pytest.mark.parametrize(("name", "taken", "listed"), _described())
+def test_a_list_of_arguments_has_each_of_them_once_and_no_other(name, taken, listed):
+    assert sorted(listed) == sorted(taken), name
 
 
 def test_no_statement_is_a_tuple():

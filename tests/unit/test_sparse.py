@@ -7,16 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from moe_theory.models.layers import Fan, Linear, Stack, Words
-from moe_theory.models.routers import (
-    MLPRouter,
-    MultiHeadRouter,
-    gumbel,
-    random_router,
-    sampled_topk,
-    softmax_topk,
-    topk_set,
-    topk_softmax,
-)
+from moe_theory.models.routers import MLPRouter, MultiHeadRouter, random_router
+from moe_theory.models.rules import gumbel, sampled_topk, softmax_topk, topk_set, topk_softmax
 from moe_theory.models.sparse import SparseBlock, SparseCNN, SparseMLP, SparseTransformer, windows
 from moe_theory.tasks.gaussians import GaussianClasses
 

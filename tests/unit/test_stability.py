@@ -5,7 +5,7 @@ import torch
 
 from moe_theory.measure.stability import draw_batches, estimate, estimate_loop, squared_difference
 from moe_theory.models.layers import Linear, Words
-from moe_theory.models.routers import RULES, Rule, sampled_topk, topk_softmax
+from moe_theory.models.rules import RULES, Rule, sampled_topk, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseTransformer
 
 

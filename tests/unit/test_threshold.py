@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moe_theory.models.routers import softmax_topk, topk_set, topk_softmax
+from moe_theory.models.rules import softmax_topk, topk_set, topk_softmax
 from moe_theory.theory.smoothing import route_probabilities
 from moe_theory.theory.threshold import (
     learn_threshold,

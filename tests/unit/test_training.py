@@ -3,7 +3,8 @@ import torch
 
 from moe_theory.models.experts import ACTIVATIONS, PatchCNN
 from moe_theory.models.moe import PatchMoE
-from moe_theory.models.routers import LinearRouter, top1_noisy
+from moe_theory.models.routers import LinearRouter
+from moe_theory.models.rules import top1_noisy
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.training import expert_gradient, router_gradient, train_patch_moe, train_single_expert
 from moe_theory.training.algorithm1 import step

@@ -6,13 +6,16 @@ and `leads_live` compute the first entry of each, and `recompute` sets it beside
 
 import torch
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchBatch, PatchTask
+from moe_theory.theory.exploration import derived_ratio
 from moe_theory.theory.smoothing import route_probabilities
 from moe_theory.training import train_patch_moe
 
 N, LOOKED_AT, SEEDS, FILTERS = 2_000, 100, range(10), 16
 SIZES, FEW, DRAWS = (1_000, 2_000, 4_000, 8_000, 16_000), 50, 200
+DIGITS = 5  # of what is stored
 ALIKE = dict(experts=8, filters=FILTERS, activation="cubic")  # the layer of `apart`
 
 
@@ -51,10 +54,6 @@ def smoke(grid: list[dict]) -> list[dict]:
     return [{**key, "n": 200, **({"steps": 20, "every": 10} if "steps" in key else {})} for key in grid[:3]]
 
 
-def _digits(value) -> float:
-    return float(f"{float(value):.5g}")
-
-
 def _watch(parameters: dict, x: torch.Tensor, signals: torch.Tensor) -> dict:
     """What is followed: x (n, d) are summed patches of training examples, signals (K, d) the label signals.
 
@@ -65,14 +64,15 @@ def _watch(parameters: dict, x: torch.Tensor, signals: torch.Tensor) -> dict:
     theta, W = (parameters[name].cpu().double() for name in ("theta", "W"))
     h, middle = x @ theta, W.mean(0)
     p = route_probabilities(h)
-    return {
-        "h": _digits(h.abs().max()),
-        "off": _digits((p - 1 / p.shape[1]).abs().max()),
-        "in_use": _digits(1 / p.mean(0).square().sum()),
-        "sum": _digits(theta.sum(1).abs().max() / theta.abs().max()),
-        "apart": _digits((W - middle).flatten(1).norm(dim=1).mean() / middle.norm()),
-        "leads": [_digits(lead) for lead in (W @ signals.T).amax((1, 2))],
+    found = {
+        "h": h.abs().max(),
+        "off": (p - 1 / p.shape[1]).abs().max(),
+        "in_use": 1 / p.mean(0).square().sum(),
+        "sum": theta.sum(1).abs().max() / theta.abs().max(),
+        "apart": (W - middle).flatten(1).norm(dim=1).mean() / middle.norm(),
+        "leads": (W @ signals.T).amax((1, 2)),
     }
+    return rounded(found, DIGITS)
 
 
 def _history(key: dict) -> list[dict]:
@@ -123,20 +123,6 @@ def leads_live(key: dict) -> dict:
     return leads_row({**key, "steps": key["every"]})
 
 
-def derived_ratio(batch: PatchBatch, w: torch.Tensor, M: int) -> float:
-    """The size r of an expert's gradient across the mean gradient over that along it, M experts that are alike.
-
-    `r = sqrt((M - 1) / n) sqrt(mean_i ||g_i^perp||^2) / ||mean_i g_i||`, with g_i what example i would send to its
-    expert, of cubic filters w (J, d), at the start of Algorithm 1 (its factors common to all examples cancel).
-    """
-    n = len(batch)
-    slope = 3 * (batch.x @ w.T).square() * batch.y[:, None, None]
-    g = torch.einsum("npj,npd->njd", slope, batch.x).flatten(1)
-    mean = g.mean(0)
-    across = g - (g @ mean / mean.square().sum())[:, None] * mean
-    return float(((M - 1) / n * across.square().sum(1).mean()).sqrt() / mean.norm())
-
-
 def _plain_step(train: PatchBatch, few: PatchBatch, start: torch.Tensor, seed: int) -> float:
     """The same ratio as one step of plain descent from start (1, J, d) has it, a root mean square over experts."""
     (end,) = train_patch_moe(train, few, steps=1, seeds=(seed,), normalized=False, eta=1.0, same_start=True, **ALIKE)
@@ -164,9 +150,10 @@ def apart_row(key: dict) -> dict:
     (run,) = train_patch_moe(
         train, few, steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=_spread, **ALIKE
     )
-    return {
-        "derived": _digits(derived_ratio(train, start[0].to(train.x), ALIKE["experts"])),
-        "plain_step": _digits(_plain_step(train, few, start.to(train.x), seed)),
-        "after_1": _digits(run.history[0]["spread"] / eta),
-        "after_20": _digits(run.history[19]["spread"] / eta),
+    found = {
+        "derived": derived_ratio(train, start[0].to(train.x), ALIKE["experts"]),
+        "plain_step": _plain_step(train, few, start.to(train.x), seed),
+        "after_1": run.history[0]["spread"] / eta,
+        "after_20": run.history[19]["spread"] / eta,
     }
+    return rounded(found, DIGITS)

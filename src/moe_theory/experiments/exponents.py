@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.curvature import largest_curvature
 from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
@@ -115,7 +116,7 @@ def measure(block: Block, f_star: Callable[[Tensor], Tensor], x: Float[Tensor, "
         beta=torch.tensor(max(curvatures)),
         beta_bound=jac.smoothness_bound(bounds)[:CURVED].max(),
     )
-    return {name: float(f"{float(value):.6g}") for name, value in means.items()}
+    return rounded(means, 6)
 
 
 def row(key: dict) -> dict:

@@ -2,6 +2,7 @@
 
 import torch
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.models.mixture import MixingMeasure, regression_function
 from moe_theory.models.routers import Perturbed
 from moe_theory.streams import torch_stream
@@ -48,4 +49,4 @@ def row(key: dict) -> dict:
     fit = least_squares(x[None], y[None], [start], router, "tanh", radius=1e6 * key["tau"])
     found = router.embedding(fit.G[0].beta1)
     values = {"length": (found[0] - found[2] + s[2]).norm(), "largest": found.norm(dim=1).max()}
-    return {name: float(f"{v:.8g}") for name, v in values.items()} | {"converged": bool(fit.converged[0])}
+    return rounded(values, 8) | {"converged": bool(fit.converged[0])}

@@ -7,18 +7,16 @@ and times 10; `picture` has the data and sizes of Figure 1 (Appendix A.1), which
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
-from moe_theory.measure.inner import expert_errors
-from moe_theory.models.moe import PatchMoE
+from moe_theory.measure.patch_layer import look, sign_pair, with_weights, wrong
 from moe_theory.tasks.patches import SETTINGS, PatchBatch, PatchTask
 from moe_theory.training import Run, train_patch_moe
 
 SEEDS, EVERY, LOOK = range(10), 50, 400
 STEPS = {(1, "cubic"): 1_000, (1, "linear"): 1_200, (10, "cubic"): 400, (10, "linear"): 400}
-POWER = {"linear": 1, "cubic": 3}
+DIGITS = 6  # of what is stored
 
 
 def course() -> list[dict]:
@@ -35,7 +33,7 @@ def picture() -> list[dict]:
     return [
         dict(activation=activation, n=1_600, experts=4, steps=3_000, seed=seed)
         for seed in SEEDS
-        for activation in POWER
+        for activation in ("linear", "cubic")
     ]
 
 
@@ -49,11 +47,6 @@ def figure_1(seed: int) -> PatchTask:
     return PatchTask(alpha=(0.5, 2.0), beta=(1.0, 2.0), gamma=(1.0, 2.0), sigma_p=1.0, seed=seed)
 
 
-def sign_pair(batch: PatchBatch) -> Int[Tensor, " n"]:
-    """The signs (y, epsilon) of each example, as a number from 0 to 3."""
-    return ((batch.y > 0) * 2 + (batch.epsilon > 0)).long()
-
-
 def _train(task: PatchTask, key: dict, measure: Callable, scale: float = 1.0) -> tuple[Run, PatchBatch]:
     """A run of one row and its test examples; inputs times `scale` by what that means for the step sizes."""
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
@@ -65,31 +58,17 @@ def _train(task: PatchTask, key: dict, measure: Callable, scale: float = 1.0) ->
     return run, test
 
 
-def _layer(theta: Float[Tensor, "d M"], W: Float[Tensor, "M J d"], activation: str) -> PatchMoE:
-    layer = PatchMoE(W.shape[2], W.shape[0], W.shape[1], activation).requires_grad_(False)
-    layer.router.theta.data, layer.W.data = theta, W
-    return layer
-
-
-def wrong(layer: PatchMoE, batch: PatchBatch) -> Tensor:
-    """Which examples of a batch a layer gets wrong, a tie being an error: (n,) bool."""
-    return batch.y * layer(batch.x)[0] <= 0
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
 def _curves(history: list[dict], *names: str) -> dict:
     """Loss, test accuracy in percent, dispatch entropy in nats and `names` at the steps `steps_at`.
 
     `first_NAME` has the first entry of each, which `course_live` and `picture_live` compute again.
     """
     curves = {
-        "loss": [_short(h["loss"]) for h in history],
-        "test": [_short(100 * h["test_accuracy"]) for h in history],
-        "entropy": [_short(h["dispatch_entropy"]) for h in history],
-    } | {name: [_short(h[name]) for h in history] for name in names}
+        "loss": [h["loss"] for h in history],
+        "test": [100 * h["test_accuracy"] for h in history],
+        "entropy": [h["dispatch_entropy"] for h in history],
+    } | {name: [h[name] for h in history] for name in names}
+    curves = rounded(curves, DIGITS)
     first = {f"first_{name}": values[0] for name, values in curves.items()}
     return first | {"steps_at": [h["step"] for h in history]} | curves
 
@@ -98,48 +77,14 @@ def _first(row: dict) -> dict:
     return {name: value for name, value in row.items() if name.startswith("first_")}
 
 
-def look(now: dict[str, Tensor], test: PatchBatch, activation: str) -> dict:
-    """What experts and router of a layer tell apart.
-
-    Returns:
-        `differ`: size of the experts' differences in their response to label signals (a power of the inner
-        products, summed over filters, as it enters the router's gradient), over that to centers;
-        `reads`: size of the router's weights along centers, over that along label signals;
-        `vote`: of the latter, squared, the share along the sum of the label signals;
-        `signs`: entropy in nats of the pair of signs given the expert;
-        `accuracies`: share of a cluster's examples that an expert gets right (M, K);
-        `best`: in percent, mean over clusters of the largest of them;
-        `by_centers`, `by_labels`: test accuracy in percent if the experts saw only their part in the span of
-        the centers, or of the label signals, behind the same router.
-    """
-    theta, W, layer = now["theta"], now["W"], _layer(now["theta"], now["W"], activation)
-    responses = (((W @ u.T) ** POWER[activation]).sum(1) for u in (test.v, test.c))
-    to_v, to_c = ((r - r.mean(0)).norm().item() for r in responses)
-    along_c, along_v = ((u @ theta).norm().item() for u in (test.c, test.v))
-    total = test.v.sum(0) / len(test.v) ** 0.5
-    accuracies = 1 - expert_errors(layer, test)
-    parts = {"by_centers": test.c, "by_labels": test.v}
-    right = {name: ~wrong(_layer(theta, W @ u.T @ u, activation), test) for name, u in parts.items()}
-    return {
-        "differ": to_v / to_c,
-        "reads": along_c / along_v,
-        "vote": ((total @ theta).norm().item() / along_v) ** 2,
-        "signs": dispatch_entropy(sign_pair(test), layer(test.x)[1]),
-        "accuracies": accuracies,
-        "best": 100 * accuracies.amax(0).mean().item(),
-        **{name: 100 * r.double().mean().item() for name, r in right.items()},
-    }
-
-
 def course_row(key: dict) -> dict:
     """Curves of `look`, and in percent the accuracy of every expert on every cluster after LOOK steps."""
     task = PatchTask(seed=key["seed"], **SETTINGS["setting 1"])
     run, _ = _train(task, key, lambda now, test: look(now, test, key["activation"]), key["input_scale"])
     (at,) = (h for h in run.history if h["step"] == min(LOOK, key["steps"]))
     names = ("differ", "reads", "vote", "signs", "best", "by_centers", "by_labels")
-    return _curves(run.history, *names) | {
-        "accuracies": [[_short(100 * a) for a in of_expert] for of_expert in at["accuracies"].tolist()]
-    }
+    accuracies = [[100 * a for a in of_expert] for of_expert in at["accuracies"].tolist()]
+    return _curves(run.history, *names) | {"accuracies": rounded(accuracies, DIGITS)}
 
 
 def course_live(key: dict) -> dict:
@@ -158,8 +103,8 @@ def picture_row(key: dict) -> dict:
     )
     theta, W = run.parameters["theta"], run.parameters["W"]
     return _curves(run.history, "router") | {
-        "theta": [[_short(w) for w in of_expert] for of_expert in theta.T.tolist()],
-        "wrong": wrong(_layer(theta, W, key["activation"]), test).nonzero().flatten().tolist(),
+        "theta": rounded(theta.T, DIGITS),
+        "wrong": wrong(with_weights(theta, W, key["activation"]), test).nonzero().flatten().tolist(),
     }
 
 

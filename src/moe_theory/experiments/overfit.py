@@ -12,7 +12,8 @@ from jaxtyping import Float
 from scipy.optimize import least_squares as scipy_least_squares
 from torch import Tensor
 
-from moe_theory.experiments.rates import COMPARED, NEAR, REPETITIONS, SIZES, losses, near, normalized, rounded
+from moe_theory.experiments.rates import COMPARED, DIGITS, NEAR, REPETITIONS, SIZES, losses, near, normalized
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.voronoi import error_parts, voronoi_cells
 from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function
 from moe_theory.models.routers import ROUTERS, Router
@@ -81,7 +82,7 @@ def small_row(key: dict) -> dict:
     )
     if not values["covered"]:
         cell = torch.tensor([*range(K), best][: key["k"]])
-    return rounded(values | losses(end, G) | error_parts(end, G, router, cell))
+    return rounded(values | losses(end, G) | error_parts(end, G, router, cell), DIGITS)
 
 
 def _split_start(G: MixingMeasure, k: int, j: int, seed: int) -> MixingMeasure:
@@ -126,7 +127,7 @@ def contact_row(key: dict) -> dict:
         found.append(float(np.sqrt(np.sum(end.fun**2) / N_CONTACT)))
         if found[-1] < EXACT:
             break
-    return rounded(dict(distance=min(found), agreeing=sum(r <= 1.01 * min(found) + EXACT for r in found)))
+    return rounded(dict(distance=min(found), agreeing=sum(r <= 1.01 * min(found) + EXACT for r in found)), DIGITS)
 
 
 def _starts(first: Float[Tensor, "2 q"], split: str, rng: torch.Generator) -> list[Tensor]:

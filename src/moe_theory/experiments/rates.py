@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.voronoi import error_parts, voronoi_loss
 from moe_theory.models.mixture import (
     MixingMeasure,
@@ -35,6 +36,7 @@ N_OVER = 50_000  # largest n that is fitted with one expert too many
 N_FAR = 10_000  # at this n the regular truth is also fitted from far starts
 N_STARTS = 10  # data sets fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
+DIGITS = 6  # of what is stored
 
 
 class Figure(NamedTuple):
@@ -134,11 +136,6 @@ def losses(G: MixingMeasure, G_star: MixingMeasure) -> dict[str, float]:
     return {name: voronoi_loss(G, G_star, kind) for name, kind in (("L1", "L1r"), ("L2", "L2"), ("L3", "L3"))}
 
 
-def rounded(values: dict) -> dict:
-    """Numbers with six significant digits, as the stores keep them."""
-    return {name: float(f"{v:.6g}") if isinstance(v, float) else v for name, v in values.items()}
-
-
 def parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:
     """`error_parts`; under the cosine router over the atoms whose router is not zero in the truth."""
     if not router.sphere or (G_star.beta1 != 0).any(1).all():
@@ -178,7 +175,7 @@ def lse_row(key: dict) -> dict:
         regression=float(error.square().mean().sqrt()),
         at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
     )
-    return rounded(values | losses(end, G) | parts(end, G, router, cell))
+    return rounded(values | losses(end, G) | parts(end, G, router, cell), DIGITS)
 
 
 def starts_row(key: dict) -> dict:
@@ -195,7 +192,7 @@ def starts_row(key: dict) -> dict:
         functions=float((ends[0] - ends[1]).square().mean().sqrt()),
         experts=float((found.G[0].eta - found.G[1].eta).norm()),
     )
-    return rounded(values)
+    return rounded(values, DIGITS)
 
 
 def sgd_row(key: dict) -> dict:
@@ -216,4 +213,4 @@ def sgd_row(key: dict) -> dict:
     before = {f"{name}_start": value for name, value in losses(start, G).items()}
     begun = {f"{name}_start": value for name, value in parts(start, G, router, cell).items()}
     values = dict(regression=float(error.square().mean().sqrt()))
-    return rounded(values | before | losses(end, G) | begun | parts(end, G, router, cell))
+    return rounded(values | before | losses(end, G) | begun | parts(end, G, router, cell), DIGITS)

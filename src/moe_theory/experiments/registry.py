@@ -20,6 +20,21 @@ def text(value) -> str:
     return json.dumps(value) if isinstance(value, list | float) else str(value)
 
 
+def rounded(value, digits: int):
+    """Floats as a result file has them, with so many significant digits; counts and flags stay as they are.
+
+    Args:
+        value: a number, or a list, array, tensor or dict of values.
+        digits: significant digits that are kept.
+    """
+    if isinstance(value, dict):
+        return {name: rounded(v, digits) for name, v in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list):
+        return [rounded(v, digits) for v in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
 def identity(key: dict) -> str:
     """What tells one row of a grid from another, in a result file too, where 1 and "1" are the same."""
     return json.dumps({column: text(value) for column, value in sorted(key.items())})

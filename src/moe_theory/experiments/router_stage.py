@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
 from moe_theory.experiments.store import recompute
 from moe_theory.measure.inner import feature_ratios, inner_products, professions
-from moe_theory.models.experts import ACTIVATIONS
+from moe_theory.measure.patch_layer import off_the_set
 from moe_theory.models.moe import PatchMoE
-from moe_theory.tasks.patches import CENTER, FEATURE_NOISE, NOISE, SETTINGS, SIGNAL, PatchBatch, PatchTask
+from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training import train_patch_moe
 
 __all__ = ["gap", "gap_live", "gap_row", "gaps", "off_start", "smoke", "watched", "watched_live", "watched_row"]
@@ -36,45 +37,6 @@ def gaps() -> list[dict]:
     usual = [dict(K=4, experts=M, sigma_0=0.01, eta=1e-3, steps=1000, every=20, until=300) for M in (4, 8, 16)]
     up_to_T_2 = dict(K=2, experts=4, sigma_0=1e-3, eta=4e-5, steps=1562, every=71, until=1562)
     return [dict(**key, n=4_000, seed=seed) for seed in SEEDS for key in (*usual, up_to_T_2)]
-
-
-def rounded(values: Tensor, digits: int = 5) -> list:
-    """A tensor as nested lists of numbers with so many significant digits."""
-    if values.dim():
-        return [rounded(part, digits) for part in values]
-    return float(f"{values.item():.{digits}g}")
-
-
-def second_moment(low: float, high: float) -> float:
-    """Of a uniform variable."""
-    return (low**2 + low * high + high**2) / 3
-
-
-def off_the_set(parameters: dict[str, Tensor], task: PatchTask, test: PatchBatch, activation: str) -> dict[str, Tensor]:
-    """How far layer and router are from one that sees only features and one that sees only centers (Prop. E.9).
-
-    Returns:
-        `off_center`: (M,) root mean square of `h(x) - h(center)` over its expected size at these weights;
-        `off_noise`: (M,) the same over its size if the weights were zero on label signals; `on_centers`: (M,)
-        the squared share of router weights on centers; `rest`: mean `|f|` over centers and noise patches, over
-        that over label signals and feature noise, all experts.
-    """
-    theta, W = parameters["theta"], parameters["W"]
-    off = ((test.x.sum(1) - test.patch(CENTER)) @ theta).square().mean(0).sqrt()
-    noise = theta.norm(dim=0) * task.sigma_p / task.d**0.5
-    moments = second_moment(*task.alpha) + second_moment(*task.gamma)
-    signals = (test.v @ theta).square().mean(0) * moments
-
-    def answers(*roles):
-        z = torch.stack([test.patch(role) for role in roles], 1) @ W.flatten(0, 1).T
-        return ACTIVATIONS[activation].value(z).sum(1).unflatten(1, W.shape[:2]).sum(2).abs().mean()
-
-    return {
-        "off_center": off / (noise**2 + signals).sqrt(),
-        "off_noise": off / noise,
-        "on_centers": ((theta.T @ test.c.T).norm(dim=1) / theta.norm(dim=0)).square(),
-        "rest": answers(CENTER, *range(NOISE, test.x.shape[1])) / answers(SIGNAL, FEATURE_NOISE),
-    }
 
 
 def watched_row(key: dict) -> dict:
@@ -102,8 +64,8 @@ def watched_row(key: dict) -> dict:
     )
     load = run.history[-1]["dispatch"].sum(0).double() / len(test)
     names = measure(run.parameters)
-    curves = {name: rounded(torch.stack([h[name] for h in run.history])) for name in names}
-    return {"load": rounded(load), "steps_at": [h["step"] for h in run.history]} | curves
+    curves = {name: rounded(torch.stack([h[name] for h in run.history]), 5) for name in names}
+    return {"load": rounded(load, 5), "steps_at": [h["step"] for h in run.history]} | curves
 
 
 def watched_live(key: dict) -> dict:
@@ -162,7 +124,7 @@ def _gap_curves(history: list[dict], marks: tuple[int, int]) -> dict:
     curves = {name: torch.tensor([float(h[name]) for h in history]) for name in ("s", "gap", "loss")}
     return {
         "steps_at": [h["step"] for h in history],
-        **{name: rounded(values, 6) for name, values in curves.items()},
+        **rounded(curves, 6),
         "test": [round(100 * h["test_accuracy"], 3) for h in history],
         "weights": [rounded(history[i - 1]["weights"], 6) for i in at],
         "path": [rounded(torch.trapezoid(cubes[:i], steps[:i], dim=0), 6) for i in at],

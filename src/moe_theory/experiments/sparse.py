@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.stability import Draws, estimate
-from moe_theory.models.routers import RULES, gumbel, topk_softmax
+from moe_theory.models.rules import RULES, gumbel, topk_softmax
 from moe_theory.models.sparse import SparseCNN, SparseMLP, SparseNetwork, SparseTransformer
 from moe_theory.tasks.gaussians import GaussianClasses, Labelled
 from moe_theory.tasks.images import load_images
@@ -27,6 +28,7 @@ SEEDS, TOP_K = range(5), range(1, 6)
 WINDOW = 101  # steps in a window of the loss, as in the paper
 POINTS = 40  # recorded points of a curve
 STAGES = {"all": (0, 0.05, 0.25, 1), "ends": (0, 1), "none": ()}  # shares of training done when it is measured
+DIGITS = 5  # of what is stored
 SHOWN = 2_000  # training examples over which the loss of a stage is averaged
 VOCABULARY = 1_000
 
@@ -241,28 +243,20 @@ def _followed(key: dict, until: int) -> tuple[SparseNetwork, torch.Generator, di
     losses, gradients, found = [], [], []
     for step in range(until + 1):
         if step in stages:
-            found.append({"stage": stages[step], **_stage(network, train, key)})
+            found.append({"stage": float(stages[step]), **_stage(network, train, key)})
         if step < until:
             losses.append(next(training))
             gradients.append([_norm(network.block.router), _norm(network.block.experts)])
-    return network, rng, {"kept": _short(kept), **_curves(losses, gradients, key["steps"])}, _columns(found)
+    return network, rng, {"kept": rounded(kept, DIGITS), **_curves(losses, gradients, key["steps"])}, _columns(found)
 
 
 def live(key: dict) -> dict:
     """The part of a row before training: the kept mass, which rests on data, pretraining and router."""
-    return {"kept": _short(start(key)[1])}
+    return {"kept": rounded(start(key)[1], DIGITS)}
 
 
 def _norm(module: torch.nn.Module) -> float:
     return float(sum(p.grad.square().sum() for p in module.parameters()).sqrt())
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-def _list(values) -> list[float]:
-    return [_short(v) for v in values]
 
 
 def _points(first: int, steps: int, until: int) -> Tensor:
@@ -285,22 +279,23 @@ def _curves(losses: list[float], gradients: list[list[float]], steps: int) -> di
     router, experts = torch.tensor(gradients).view(-1, 2)[early].T
     return {
         "steps_at": (at + 1).tolist(),
-        "loss": _list(windows.mean(1)),
-        "variance": _list(variance),
-        "detrended": _list(variance - (centred @ t).square() / width),
+        "loss": rounded(windows.mean(1), DIGITS),
+        "variance": rounded(variance, DIGITS),
+        "detrended": rounded(variance - (centred @ t).square() / width, DIGITS),
         "gradient_at": (early + 1).tolist(),
-        "router_gradient": _list(router),
-        "expert_gradient": _list(experts),
+        "router_gradient": rounded(router, DIGITS),
+        "expert_gradient": rounded(experts, DIGITS),
     }
 
 
 def _tested(network: SparseNetwork, test: Labelled, rng: torch.Generator) -> dict[str, float]:
     with torch.no_grad():
         logits = routed(network, test.x, rng)
-    return {
-        "test_loss": _short(F.cross_entropy(logits, test.y).item()),
-        "test_accuracy": _short(100 * (logits.argmax(1) == test.y).double().mean().item()),
+    found = {
+        "test_loss": F.cross_entropy(logits, test.y).item(),
+        "test_accuracy": 100 * (logits.argmax(1) == test.y).double().mean().item(),
     }
+    return rounded(found, DIGITS)
 
 
 def _stage(network: SparseNetwork, train: Labelled, key: dict) -> dict[str, float]:
@@ -332,4 +327,4 @@ def summary(draws: Draws) -> dict[str, float]:
 def _columns(found: list[dict[str, float]]) -> dict[str, list[float]]:
     """One list for each measured quantity, over the stages."""
     names = ["stage", "train_loss", *summary(Draws(*torch.ones(6, 2)))]
-    return {name: _list(values[name] for values in found) for name in names}
+    return rounded({name: [values[name] for values in found] for name in names}, DIGITS)

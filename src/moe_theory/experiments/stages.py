@@ -6,7 +6,9 @@ setting 3, where alpha and gamma have one law, as the theory takes them.
 
 import torch
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.inner import expert_errors, professions
+from moe_theory.measure.patch_layer import spread
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import NOISE, SETTINGS, PatchBatch, PatchTask
 from moe_theory.theory.exploration import growth_rates
@@ -102,7 +104,7 @@ def _at_T1(key, path: float, train: PatchBatch, test: PatchBatch, start: PatchMo
         "predicted_weighted": (later == weighted).double().mean(),
         "least_margin": (1 - lead[:, 1] / lead[:, 0]).min(),
     }
-    return {name: float(f"{value.item():.6g}") for name, value in values.items()}
+    return rounded(values, 6)
 
 
 def outcome_row(key: dict) -> dict:
@@ -141,13 +143,6 @@ def beyond() -> list[dict]:
         for seed in range(3)
         for balance in (0.0, 0.01)
     ]
-
-
-def spread(parameters: dict, train: PatchBatch, k: torch.Tensor) -> float:
-    """`Delta_Theta` (Appendix E.2): the largest difference of logits of two experts of one M_k on its cluster."""
-    h = train.x.sum(1) @ parameters["theta"]
-    of_group = [h[train.cluster == c][:, k == c] for c in range(len(train.v)) if (k == c).sum() > 1]
-    return max(float((g.amax(1) - g.amin(1)).max()) for g in of_group) if of_group else 0.0
 
 
 def beyond_row(key: dict) -> dict:

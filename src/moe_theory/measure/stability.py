@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 
 from moe_theory import _validate as check
 from moe_theory.models.layers import Fan, Linear, Stack, Words
-from moe_theory.models.routers import gumbel
+from moe_theory.models.rules import gumbel
 
 DRAWS, BATCH = 200, 64
 

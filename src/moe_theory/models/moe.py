@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 from moe_theory.models.experts import ACTIVATIONS, patch_cnn
-from moe_theory.models.routers import LinearRouter, top1_noisy
+from moe_theory.models.routers import LinearRouter
+from moe_theory.models.rules import top1_noisy
 from moe_theory.streams import stream
 
 

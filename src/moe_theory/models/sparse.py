@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 from moe_theory.models.experts import ACTIVATIONS
 from moe_theory.models.layers import Fan, Linear, Stack, Words
-from moe_theory.models.routers import MLPRouter, MultiHeadRouter, Rule, known
+from moe_theory.models.routers import MLPRouter, MultiHeadRouter
+from moe_theory.models.rules import Rule, known
 
 HEADS = {"single": MLPRouter, "multi": MultiHeadRouter}
 #: Hidden units of an expert, and of a router or of each of its heads.
@@ -43,7 +44,7 @@ class SparseBlock(nn.Module):
 
     Args:
         d, out: dimensions of an input and an output; experts: number M.
-        rule: a `moe_theory.models.routers.Rule`; k: experts selected for an input; heads: "single" or "multi".
+        rule: a `moe_theory.models.rules.Rule`; k: experts selected for an input; heads: "single" or "multi".
         activation: of the experts; seed: draws experts and router from two streams.
 
     Attributes:

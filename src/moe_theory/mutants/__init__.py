@@ -6,6 +6,6 @@ card depends on, in a process of its own that sees the changed copy; nothing on 
 refuses, the mutant has survived, and the check is worth less than it seems.
 
 The mutants of a chapter stand in the file of its name in this folder, what became of them in `outcomes.json`,
-which holds as long as cards are judged by the same code, whose hash is in `judge.txt`.
+which holds as long as cards are judged by the same code, whose hashes are in `judge.txt`.
 `python -m moe_theory.mutants list | run [CLAIM ...] | spotcheck SEED | status`.
 """

@@ -17,7 +17,8 @@ FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent
 NOTEBOOKS = FOLDER.parents[2] / "notebooks"
 OUTCOMES = FOLDER / "outcomes.json"
-JUDGE = "judge.txt"  # beside the outcomes: the hash of the code that judged them
+JUDGE = "judge.txt"  # beside the outcomes: the hashes of the code that judged them
+RECOGNISED = ("REFUSALS", "_cell", "_go_on")  # what of running.py makes an outcome of an error
 
 KINDS = {
     "quantitative": "a constant or a measured number off by 5 %, or by one standard error where it is estimated",
@@ -209,14 +210,32 @@ def judge() -> str:
     """
     evidence, cards = (ast.parse(_file(f"{name}.py")) for name in ("evidence", "claims"))
     judging = [n for n in cards.body if isinstance(n, ast.FunctionDef) and n.name in ("check", "settle")]
-    trees = [_Judging().visit(tree) for tree in (evidence, *judging)]
-    return hashlib.sha256(json.dumps([ast.unparse(tree) for tree in trees]).encode()).hexdigest()[:16]
+    return _hash([evidence, *judging])
+
+
+def recogniser() -> str:
+    """Hash of the syntax by which an error in a cell becomes an outcome: `RECOGNISED` of running.py, less texts."""
+    named = {}
+    for node in ast.parse(_file("mutants/running.py")).body:
+        if isinstance(node, ast.FunctionDef):
+            named[node.name] = node
+        elif isinstance(node, ast.Assign):
+            named[ast.unparse(node.targets[0])] = node
+    return _hash([named[name] for name in RECOGNISED])
+
+
+def _hash(trees: list[ast.AST]) -> str:
+    bare = [ast.unparse(_Judging().visit(tree)) for tree in trees]
+    return hashlib.sha256(json.dumps(bare).encode()).hexdigest()[:16]
 
 
 def outdated() -> bool:
-    """Whether outcomes are stored that other code than today's has judged."""
-    stored = OUTCOMES.with_name(JUDGE)
-    return OUTCOMES.exists() and not (stored.exists() and stored.read_text(encoding="utf-8").strip() == judge())
+    """Whether outcomes are stored that other code than today's has judged; `recogniser` counts where it is stored."""
+    if not OUTCOMES.exists():
+        return False
+    file, today = OUTCOMES.with_name(JUDGE), [judge(), recogniser()]
+    stored = file.read_text(encoding="utf-8").split() if file.exists() else []
+    return not stored or stored != today[: len(stored)]
 
 
 def outcomes() -> dict[str, dict]:
@@ -231,7 +250,7 @@ def store(known: dict[str, dict], everyone: list[Mutant]) -> None:
     new = OUTCOMES.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(OUTCOMES)
-    OUTCOMES.with_name(JUDGE).write_text(judge() + "\n", encoding="utf-8")
+    OUTCOMES.with_name(JUDGE).write_text(f"{judge()}\n{recogniser()}\n", encoding="utf-8")
 
 
 def outcomes_by_claim() -> dict[str, list[dict]]:

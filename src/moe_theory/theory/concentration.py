@@ -20,11 +20,11 @@ def signal_sums(a: Coefficients, K: int) -> dict[str, Tensor]:
     """The sums of Lemma D.1 (Eq. D.1-D.3), one entry for each k or each (k, k') with k' != k."""
 
     def over_clusters(value: Tensor) -> Tensor:
-        return torch.zeros(K, dtype=value.dtype).index_add_(0, a.cluster, value)
+        return value.new_zeros(K).index_add_(0, a.cluster, value)
 
     def over_pairs(value: Tensor, kept: Tensor) -> Tensor:
-        sums = torch.zeros(K * K, dtype=value.dtype).index_add_(0, a.cluster * K + a.other, value * kept)
-        return sums.reshape(K, K)[~torch.eye(K, dtype=torch.bool)]
+        sums = value.new_zeros(K * K).index_add_(0, a.cluster * K + a.other, value * kept)
+        return sums.reshape(K, K)[~torch.eye(K, dtype=torch.bool, device=sums.device)]
 
     same = (a.y == a.epsilon).to(a.y)
     return {

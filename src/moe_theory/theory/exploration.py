@@ -10,7 +10,7 @@ from scipy.special import comb, log_ndtr, ndtr
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.tasks.patches import Coefficients
+from moe_theory.tasks.patches import Coefficients, PatchBatch
 
 
 def _fraction(name: str, value: float) -> float:
@@ -157,3 +157,17 @@ def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
     own = torch.bincount(batch.cluster, batch.alpha**3, minlength=K)
     foreign = torch.bincount(batch.other, batch.y * batch.epsilon * batch.gamma**3, minlength=K)
     return ((own + foreign) / len(batch)).to(batch.alpha)
+
+
+def derived_ratio(batch: PatchBatch, w: Float[Tensor, "J d"], M: int) -> float:
+    """The size r of an expert's gradient across the mean gradient over that along it, M experts that are alike.
+
+    `r = sqrt((M - 1) / n) sqrt(mean_i ||g_i^perp||^2) / ||mean_i g_i||`, with g_i what example i would send to its
+    expert, of cubic filters w (J, d), at the start of Algorithm 1 (its factors common to all examples cancel).
+    """
+    n = len(batch)
+    slope = 3 * (batch.x @ w.T).square() * batch.y[:, None, None]
+    g = torch.einsum("npj,npd->njd", slope, batch.x).flatten(1)
+    mean = g.mean(0)
+    across = g - (g @ mean / mean.square().sum())[:, None] * mean
+    return float(((M - 1) / n * across.square().sum(1).mean()).sqrt() / mean.norm())

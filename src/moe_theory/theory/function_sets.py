@@ -99,7 +99,8 @@ def relations(
             found["radius"] += [along(beta1, range(d), i) | {(i,): 1.0} for i in range(d)]
             found["radius"] += [along(beta1, range(d), m) for m in E]
     if order == 2 and expert != "constant":
-        basis = torch.linalg.svd(beta1[None]).Vh[1:] if router.sphere else torch.eye(d, dtype=beta1.dtype)
+        eye = torch.eye(d, dtype=beta1.dtype, device=beta1.device)
+        basis = torch.linalg.svd(beta1[None]).Vh[1:] if router.sphere else eye
         D = basis @ torch.linalg.pinv(router.slope(beta1), rtol=1e-9).T
         pairs = [(i, j) for j in range(len(basis)) for i in range(j)]
         moves = [D[i][:, None] * basis[j] - D[j][:, None] * basis[i] for i, j in pairs]
@@ -228,8 +229,8 @@ def hull_weights(F: Float[Tensor, "r c"]) -> Float[Tensor, " c"]:
 
     By nonnegative least squares, `|F w|^2 + (1 - sum w)^2`, whose solution is a multiple of them.
     """
-    rows = torch.cat([F, torch.ones_like(F[:1])]).numpy()
-    w = torch.from_numpy(nnls(rows, np.eye(len(rows))[-1], maxiter=100 * rows.shape[1])[0])
+    rows = torch.cat([F, torch.ones_like(F[:1])]).cpu().numpy()
+    w = torch.from_numpy(nnls(rows, np.eye(len(rows))[-1], maxiter=100 * rows.shape[1])[0]).to(F.device)
     return w / w.sum()
 
 
@@ -270,7 +271,8 @@ def separation(
     first, second = tangent_functions(G, x, router, expert)
     scale, root = remainder(first, second[:, atoms])
     _, m, q, _ = root.shape
-    vertices = [(j, v) for j in range(m) for v in torch.eye(q, dtype=x.dtype)] + [(j, v / v.norm()) for j, v in tries]
+    units = torch.eye(q, dtype=x.dtype, device=x.device)
+    vertices = [(j, v) for j in range(m) for v in units] + [(j, v / v.norm()) for j, v in tries]
     kept, lowest = [], 0.0
     for _ in range(STEPS):
         F = torch.stack([torch.einsum("a,rab,b->r", v, root[:, j], v) for j, v in vertices], 1)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, known, with_softmax
+from moe_theory.models.rules import Rule, known, with_softmax
 from moe_theory.theory.jacobians import deviations
 
 

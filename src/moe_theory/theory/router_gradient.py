@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, softmax_topk, topk_set, with_softmax
+from moe_theory.models.rules import Rule, softmax_topk, topk_set, with_softmax
 
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
@@ -33,6 +33,9 @@ REACH = 8.0
 
 #: Nodes in the radius, and in the angle for each piece of the circle.
 RADII, ANGLES = 40, 20
+
+#: Points on a circle over which a function is integrated.
+POINTS = 64
 
 
 def logit_jacobian(
@@ -114,7 +117,7 @@ def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
     topk_set(theta[:, 0], k)
     rays = []
     for ray in _ties(theta):
-        h = theta @ torch.tensor([math.cos(ray.angle), math.sin(ray.angle)], dtype=theta.dtype)
+        h = theta @ theta.new_tensor([math.cos(ray.angle), math.sin(ray.angle)])
         lead = h[[m for m in range(len(h)) if m not in ray[1:]]] - (h[ray.enters] + h[ray.leaves]) / 2
         level = lead.abs() <= 1e-12 * theta.abs().max()
         larger, tied = int(((lead > 0) & ~level).sum()), int(level.sum())
@@ -125,9 +128,15 @@ def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
     return rays
 
 
-def _radii() -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+def _legendre(nodes: int, device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+    """Gauss-Legendre nodes and weights (float64) on [-1, 1]."""
+    z, w = (torch.from_numpy(a).to(device) for a in np.polynomial.legendre.leggauss(nodes))
+    return z, w
+
+
+def _radii(device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
     """Nodes and weights for `int_0^inf g(r) e^(-r^2/2) dr / (2 pi)`."""
-    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(RADII))
+    z, w = _legendre(RADII, device)
     r = REACH * (z + 1) / 2
     return r, REACH / 2 * w * torch.exp(-r.square() / 2) / (2 * math.pi)
 
@@ -139,8 +148,8 @@ def plane_nodes(theta: Float[Tensor, "M 2"]) -> tuple[Float[Tensor, "n 2"], Floa
     change and the softmax has no narrow transition, and at four fixed angles.
     """
     cuts = sorted([ray.angle for ray in _ties(theta.detach())] + [i * math.pi / 2 for i in range(5)])
-    r, w_r = _radii()
-    z, w = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(ANGLES))
+    r, w_r = _radii(theta.device)
+    z, w = _legendre(ANGLES, theta.device)
     phi = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise(cuts)])
     w_phi = torch.cat([(b - a) / 2 * w for a, b in pairwise(cuts)])
     x = r[:, None, None] * torch.stack([phi.cos(), phi.sin()], -1)
@@ -169,9 +178,9 @@ def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
     """
     theta = theta.detach()
     missing = torch.zeros_like(theta)
-    r, w = _radii()
+    r, w = _radii(theta.device)
     for angle, i, j in boundary_rays(theta, k):
-        x = r[:, None] * torch.tensor([math.cos(angle), math.sin(angle)], dtype=theta.dtype)
+        x = r[:, None] * theta.new_tensor([math.cos(angle), math.sin(angle)])
         with_i = topk_set(x @ theta.T, k)
         with_i[:, i], with_i[:, j] = True, False
         with_j = with_i.clone()
@@ -215,7 +224,7 @@ def risk_differences(
 def turned(theta: Float[Tensor, "M 2"], angle: float) -> Float[Tensor, "M 2"]:
     """The rows of theta, turned clockwise by the angle (radians)."""
     c, s = math.cos(angle), math.sin(angle)
-    return theta @ torch.tensor([[c, s], [-s, c]], dtype=theta.dtype)
+    return theta @ theta.new_tensor([[c, s], [-s, c]])
 
 
 def along_turn(theta: Float[Tensor, "M 2"], angle: float, loss: PlaneLoss) -> tuple[float, float, float]:
@@ -229,9 +238,9 @@ def along_turn(theta: Float[Tensor, "M 2"], angle: float, loss: PlaneLoss) -> tu
     return (ahead - back) / 2e-5, *(float((part * direction).sum()) for part in parts)
 
 
-def _circle(n: int = 64) -> Float[Tensor, "n 2"]:
-    """n equally spaced points of the unit circle (float64), for the trapezoidal rule."""
-    angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+def _circle(device: torch.device) -> Float[Tensor, "n 2"]:
+    """Equally spaced points of the unit circle (float64), for the trapezoidal rule."""
+    angle = 2 * math.pi * torch.arange(POINTS, dtype=torch.float64, device=device) / POINTS
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
@@ -241,8 +250,8 @@ def disc_integral(jump: Jump, center: Float[Tensor, " 2"], a: Float[Tensor, ""])
     For two experts with losses l_1, l_2 and logits `h = (a - |x - center|^2, 0)`, and `jump = (l_1 - l_2) p`, it is
     the risk at K = 1, gates 1 and 0, less that of the second expert alone.
     """
-    e = _circle()
-    z, w = (torch.from_numpy(t)[:, None] for t in np.polynomial.legendre.leggauss(RADII))
+    e = _circle(center.device)
+    z, w = (t[:, None] for t in _legendre(RADII, center.device))
     r = (z + 1) / 2
     return a * (w * r * jump(center + a.sqrt() * r[..., None] * e)).sum() * math.pi / len(e)
 
@@ -252,6 +261,6 @@ def circle_term(jump: Jump, center: Float[Tensor, " 2"], a: Float[Tensor, ""]) -
 
     Here `u = a - |x - center|^2`, so `du = (2 (x - center), 1)` and `|grad_x u| = 2 sqrt(a)`.
     """
-    e, radius = _circle(), a.sqrt()
-    du = torch.cat([2 * radius * e, torch.ones(len(e), 1, dtype=e.dtype)], 1)
+    e, radius = _circle(center.device), a.sqrt()
+    du = torch.cat([2 * radius * e, torch.ones_like(e[:, :1])], 1)
     return (jump(center + radius * e)[:, None] * du / (2 * radius)).sum(0) * radius * 2 * math.pi / len(e)

@@ -73,9 +73,10 @@ def witness_margins(w: Float[Tensor, " K"], f_center: Float[Tensor, " K"]) -> Fl
     The third axis is y = +1, -1, the fourth epsilon y = +1, -1; the diagonal k = k', which never
     occurs, is NaN.
     """
-    sign = torch.tensor([1.0, -1.0], dtype=w.dtype)
+    sign = w.new_tensor([1.0, -1.0])
     margin = w[:, None, None, None] + sign * w[None, :, None, None] + (sign[:, None] * f_center[:, None, None])[:, None]
-    margin[torch.arange(len(w)), torch.arange(len(w))] = torch.nan
+    same = torch.arange(len(w), device=w.device)
+    margin[same, same] = torch.nan
     return margin
 
 
@@ -193,9 +194,10 @@ def _ramp(direction: Tensor, edge: float, jump: float, width: float, sign: int) 
 def _relu_cnn(filters: list[tuple[Tensor, float, float]]) -> PatchCNN:
     """The `PatchCNN` of these filters; ReLU being homogeneous, only the sign of an output weight is left."""
     filters = sorted(filters, key=lambda one: one[2] < 0)
-    cnn = PatchCNN(len(filters[0][0]), len(filters), "relu", seed=0).double()
-    size = torch.tensor([abs(out) for _, _, out in filters], dtype=torch.float64)
+    like = dict(dtype=torch.float64, device=filters[0][0].device)
+    cnn = PatchCNN(len(filters[0][0]), len(filters), "relu", seed=0).to(**like)
+    size = torch.tensor([abs(out) for _, _, out in filters], **like)
     cnn.w.data = size[:, None] * torch.stack([direction for direction, _, _ in filters])
-    cnn.b.data = -size * torch.tensor([offset for _, offset, _ in filters], dtype=torch.float64)
-    cnn.a = torch.sign(torch.tensor([out for _, _, out in filters], dtype=torch.float64))
+    cnn.b.data = -size * torch.tensor([offset for _, offset, _ in filters], **like)
+    cnn.a = torch.sign(torch.tensor([out for _, _, out in filters], **like))
     return cnn

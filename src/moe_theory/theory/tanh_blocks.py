@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from moe_theory.models.routers import topk_softmax
+from moe_theory.models.rules import topk_softmax
 from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.models.routers import Rule, topk_set
+from moe_theory.models.rules import Rule, topk_set
 from moe_theory.theory.smoothing import route_probabilities
 
 #: Nodes of the quadrature between two kinks.
@@ -30,9 +30,9 @@ def threshold_loss(x: Float[Tensor, "*n"], gates: Float[Tensor, "*n 2"]) -> Floa
     return (gates @ gates.new_tensor([1.0, -1.0]) - x.sign()).square()
 
 
-def _pieces(cuts: list[float]) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+def _pieces(cuts: list[float], device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
     """Gauss-Legendre nodes and weights (float64) on the intervals between sorted cuts."""
-    z, w = map(torch.from_numpy, np.polynomial.legendre.leggauss(NODES))
+    z, w = (torch.from_numpy(a).to(device) for a in np.polynomial.legendre.leggauss(NODES))
     x = torch.cat([(a + c) / 2 + (c - a) / 2 * z for a, c in pairwise(cuts)])
     return x, torch.cat([(c - a) / 2 * w for a, c in pairwise(cuts)])
 
@@ -51,7 +51,7 @@ def threshold_risk(b: Float[Tensor, ""], rule: Rule, end: float = 1.0) -> Float[
         ValueError: for an end that is not > 0.
     """
     kink, end = float(b.detach()), check.positive("end", end)
-    x, w = _pieces(sorted({-1.0, 0.0, end, *(c for c in (kink,) if -1 < c < end)}))
+    x, w = _pieces(sorted({-1.0, 0.0, end, *(c for c in (kink,) if -1 < c < end)}), b.device)
     return w @ threshold_loss(x, rule.gates(threshold_logits(x, b), 1)) / (1 + end)
 
 
@@ -65,7 +65,7 @@ def noisy_threshold_risk(b: Float[Tensor, ""], width: float) -> Float[Tensor, ""
         ValueError: for a width that is not > 0.
     """
     at = float(b.detach())
-    x, w = _pieces(sorted({-1.0, 0.0, 1.0, *(c for c in (at - width, at, at + width) if -1 < c < 1)}))
+    x, w = _pieces(sorted({-1.0, 0.0, 1.0, *(c for c in (at - width, at, at + width) if -1 < c < 1)}), b.device)
     p = route_probabilities(threshold_logits(x, b), "uniform", width)
     return w @ (4 * torch.where(x > 0, p[:, 1], p[:, 0])) / 2
 
@@ -77,16 +77,17 @@ def learn_threshold(
 
     Args:
         rule: gives the gates of the expert that was selected.
-        runs: one generator for each run draws its batches, and then its experts.
+        runs: one generator for each run draws its batches, and then its experts; all on one device.
         noise: width of the uniform noise with which the expert is drawn; None selects the larger logit.
         score: whether the gradient has the score term `loss * d log p`, of the probability p of the expert drawn.
         steps: of SGD.
     """
-    b, path = torch.full((len(runs), 1), 0.6, dtype=torch.float64), []
+    like = dict(dtype=torch.float64, device=runs[0].device)
+    b, path = torch.full((len(runs), 1), 0.6, **like), []
     for _ in range(steps):
-        path.append(b[:, 0].numpy())
+        path.append(b[:, 0].cpu().numpy())
         b = b.clone().requires_grad_()
-        x = torch.stack([2 * torch.rand(64, generator=g, dtype=torch.float64) - 1 for g in runs])
+        x = torch.stack([2 * torch.rand(64, generator=g, **like) - 1 for g in runs])
         h = threshold_logits(x, b)
         p = topk_set(h, 1).to(h) if noise is None else route_probabilities(h, "uniform", noise)
         drawn = [torch.multinomial(q, 1, generator=g) for q, g in zip(p.detach(), runs, strict=True)]
