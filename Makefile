@@ -24,7 +24,7 @@ test: unit slow chapters rendered  ## all unit tests, nbval over every chapter, 
 
 unit: $(READY)  ## the quick unit tests, with shapes checked at run time
 	@echo "== unit tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m "not slow"
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m "not slow"
 
 slow: $(READY)  ## the other unit tests, and that every implementation that is timed takes the same step
 	@echo "== slow unit tests"

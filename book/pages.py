@@ -96,7 +96,11 @@ class Box:
 
 
 def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
-    """The boxes of numbered chapters by their labels, with the numbers that sphinx-proof gives them: by kind."""
+    """The boxes of numbered chapters by their labels, with the numbers that sphinx-proof gives them: by kind.
+
+    Raises:
+        ValueError: for a proof with no box before it in its chapter: a proof is that of the last box.
+    """
     found = {}
     for path in chapters:
         if not path.stem[:2].isdigit():
@@ -105,6 +109,8 @@ def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
         number, label = Counter(), None
         for box in BOX.finditer("\n".join(cells)):
             if box["kind"] == "proof":
+                if not number:
+                    raise ValueError(f"{path.name}: expected a box with what is proved, got a proof before any box")
                 found[label] = replace(found[label], proved=True)
                 continue
             number[box["kind"]] += 1

@@ -62,6 +62,7 @@ def test_there_are_pages():
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_page_reads_offline(browser, page, width, scheme):
+    """A chapter's parts are looked at here too, where it is loaded once: loading takes longest."""
     tab, complaints = opened(browser, page, width, scheme)
     assert complaints == []
     assert tab.evaluate(RENDERED) == [], "unrendered formulas"
@@ -70,8 +71,25 @@ def test_page_reads_offline(browser, page, width, scheme):
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
     text = tab.inner_text("article")
     assert not re.search(r":::|\{(doc|eq|prf:ref|cite:p)\}", text), "raw MyST"
-    assert barriers(tab, scheme) == []
+    if page in NUMBERED:
+        has_boxes_cards_and_exercises(tab)
+    if page in CHAPTERS:
+        has_figures_and_a_download(tab, page)
+    assert barriers(tab, scheme) == []  # last, because it thins the page
     tab.context.close()
+
+
+def has_boxes_cards_and_exercises(tab):
+    for selector in (".proof.theorem, .proof.definition", ".claim-card", ".exercise", ".solution"):
+        assert tab.locator(selector).count() > 0, selector
+
+
+def has_figures_and_a_download(tab, page):
+    for selector in ("figure.book-figure img[alt]", ".copybtn"):
+        assert tab.locator(selector).count() > 0, selector
+    sources = tab.eval_on_selector_all("a[href$='.ipynb']", "links => links.map(a => a.href)")
+    assert any((HTML / "_sources" / page).with_suffix(".ipynb").as_uri() == s.split("?")[0] for s in sources)
+    assert tab.locator("a[href*='colab']").count() == 0
 
 
 @pytest.mark.parametrize("name", ["book.js", "custom.css", "favicon.svg"])
@@ -93,25 +111,6 @@ def test_the_front_page_leads_to_the_book(browser):
     tab, complaints = opened(browser, "index.html")
     tab.wait_for_selector("article h1")
     assert "Mixture of Experts" in tab.inner_text("article h1") and complaints == []
-    tab.context.close()
-
-
-@pytest.mark.parametrize("page", NUMBERED)
-def test_chapter_has_boxes_cards_and_exercises(browser, page):
-    tab, _ = opened(browser, page)
-    for selector in (".proof.theorem, .proof.definition", ".claim-card", ".exercise", ".solution"):
-        assert tab.locator(selector).count() > 0, selector
-    tab.context.close()
-
-
-@pytest.mark.parametrize("page", CHAPTERS)
-def test_chapter_has_figures_and_a_download(browser, page):
-    tab, _ = opened(browser, page)
-    for selector in ("figure.book-figure img[alt]", ".copybtn"):
-        assert tab.locator(selector).count() > 0, selector
-    sources = tab.eval_on_selector_all("a[href$='.ipynb']", "links => links.map(a => a.href)")
-    assert any((HTML / "_sources" / page).with_suffix(".ipynb").as_uri() == s.split("?")[0] for s in sources)
-    assert tab.locator("a[href*='colab']").count() == 0
     tab.context.close()
 
 

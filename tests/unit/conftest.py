@@ -1,6 +1,7 @@
 """Shapes in signatures are checked at run time while these tests run."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ from jaxtyping import install_import_hook
 sys.path.insert(0, str(Path(__file__).parent))
 import shapes
 
+# What a module under the hook is the first to import is compiled anew, whatever bytecode there is of it: seconds.
+LIBRARIES = [
+    *("IPython", "joblib", "matplotlib.pyplot", "pandas", "scipy.integrate", "scipy.optimize", "scipy.stats"),
+    *("seaborn", "torch", "yaml"),
+]
+for library in LIBRARIES:
+    import_module(library)
 install_import_hook("moe_theory", "shapes.check")
 
 

@@ -219,6 +219,13 @@ def test_every_mutant_was_run_as_it_stands():
         assert known[m.id]["outcome"] in ("refused", "refused before", "survived"), m.id
 
 
+def test_the_committed_ledger_is_current():
+    """It stands here and not in test_project.py because what makes it slow, the digests, has just been computed."""
+    root = registry.NOTEBOOKS.parent
+    chapters = sorted(registry.NOTEBOOKS.glob("*.ipynb"))
+    claims.verify_ledger(chapters, outcomes_by_claim(), root / "book" / "ledger.json")
+
+
 def test_what_a_mutant_changes_is_typeset():
     for m in mutants():
         outside = re.sub(r"[$][^$]+[$]", "", m.what + m.survives)

@@ -46,6 +46,15 @@ def test_boxes_are_numbered_by_kind_and_know_their_proofs(tmp_path):
     }
 
 
+def test_a_proof_before_its_box_is_refused(tmp_path):
+    """Also where a box without a label stands in the chapter before."""
+    other = chapter(tmp_path / "06_b.ipynb", ":::{prf:theorem}\nText.\n:::\n\n:::{prf:proof}\nText.\n:::")
+    path = chapter(tmp_path / "07_a.ipynb", ":::{prf:proof}\nText.\n:::\n\n:::{prf:theorem}\n:label: a\nText.\n:::")
+    for chapters in ([path], [other, path]):
+        with pytest.raises(ValueError, match=r"^07_a.ipynb: expected a box .* got a proof before any box"):
+            pages.boxes(chapters)
+
+
 @pytest.mark.parametrize("claim", REGISTRY)
 def test_a_settled_theorem_names_a_box_of_its_chapter(claim):
     row = REGISTRY[claim]

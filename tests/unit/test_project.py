@@ -15,7 +15,6 @@ from packaging.version import Version
 
 import moe_theory as mt
 from moe_theory import claims
-from moe_theory.mutants.registry import outcomes_by_claim
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "moe_theory"
@@ -105,10 +104,6 @@ def test_figures_have_captions_and_alternative_texts(path):
     for caption in re.findall(r"<figcaption[^>]*>(.*?)</figcaption>", "".join(html)):
         for formula in re.findall(r"\\\((.*?)\\\)", caption):
             assert "<" not in formula, f"a browser takes this for a tag: {formula}"
-
-
-def test_the_committed_ledger_is_current():
-    claims.verify_ledger(CHAPTERS, outcomes_by_claim(), ROOT / "book" / "ledger.json")
 
 
 BASE = {"_validate", "streams"}
