@@ -6,13 +6,9 @@ from scipy.integrate import quad
 from scipy.special import gammainc
 
 from moe_theory.tasks.two_gaussians import TwoGaussians
-from moe_theory.theory.two_gaussians import joint_flow, noise_law, pull, reduced_loss, router_path
+from moe_theory.theory.two_gaussians import joint_flow, noise_law, pull, reduced_flow, reduced_loss, router_path
 
 LAWS = [(1, 0.5, 1.0), (2, 0.5, 1.0), (5, 0.9, 0.3), (24, 0.99, 1.0), (3, 2.0, 1.0), (2, math.inf, 0.7)]
-
-
-def rows(*values):
-    return [np.array(v) for v in values]
 
 
 @pytest.mark.parametrize("d, r, sigma", LAWS)
@@ -64,6 +60,12 @@ def test_the_path_follows_the_drive_and_the_joint_flow_follows_it_for_a_fast_u()
     assert np.gradient(t, m)[5:-1] == pytest.approx((1 / (a * m + b))[5:-1], rel=0.03)
     joint = joint_flow(law, np.array([0.5, 1.0, rho[0], 0.0]), t, ratio=1e4)
     assert joint[0] == pytest.approx(m, rel=1e-2) and joint[2] == pytest.approx(rho, rel=1e-2)
+
+
+def test_the_two_clocks_agree():
+    law, m = noise_law(2, 0.5), np.linspace(0.5, 2, 31)
+    s, t = router_path(law, m, 1.0)
+    assert reduced_flow(law, np.array([0.5, 1.0]), t) == pytest.approx(np.stack([m, s]), rel=1e-5)
 
 
 def test_without_truncation_the_flow_rests_at_the_bayes_router():

@@ -107,6 +107,25 @@ def router_path(law: Law, m: Float[ndarray, " T"], s: float) -> Float[ndarray, "
     return np.stack([np.exp(found.y[0]), found.y[1]])
 
 
+def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " T"]) -> Float[ndarray, "2 T"]:
+    """The same flow for any law, where `<w, z>` may fall: m and s at the times.
+
+    Args:
+        law: of the noise.
+        start: m > 0 and s > 0 at the first time.
+        times: increasing.
+    """
+
+    def drive(_, state):
+        m = np.asarray(state[0])
+        a, b, _ = pull(law, m, np.asarray(np.exp(state[1])))
+        return np.array([a * m + b, a])
+
+    start = start[0], np.log(start[1])
+    m, log_s = solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-10).y
+    return np.stack([m, np.exp(log_s)])
+
+
 def joint_flow(law: Law, start: Float[ndarray, " 4"], times: Float[ndarray, " T"], *, ratio: float):
     """Gradient flow of both, u `ratio` times as fast as w: rows m, s, beta, gamma at the times.
 
