@@ -42,6 +42,7 @@ PURPOSES = {
     "outer weights": "those of the layers around a mixture",
     "target": "the network that others are to learn",
     "order": "the order of the examples in a training",
+    "shuffle": "the order of the columns of a shuffled router",
     "pretraining": "the batches of a pretraining",
     "training": "the batches and the routing noise of a training",
     "batches": "the batches and the routing noise of the estimators of stability",
