@@ -1,0 +1,150 @@
+"""Two Gaussians at z and -z, routed by a sigmoid and answered by u and -u: dikkala2023, Appendix F, in exact form.
+
+The input is `z + g` with label v or `-(z + g)` with label -v; g has a law without a preferred direction, |z| = |v| = 1.
+With `q(x) = 2 p(x) - 1 = tanh(<w, x> / 2)` the loss is `L(u, w) = 2 E |q(z + g) u - v|^2`. A router w counts by two
+numbers only, `m = <w, z>` and the length s of its part across z: on the inputs its logit is `m + |w| tau`, tau the part
+of g along w. So every mean is an integral over one dimension.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.integrate import solve_ivp
+from scipy.special import expit, gammainc, roots_gegenbauer, roots_hermitenorm
+
+from moe_theory import _validate as check
+
+
+class Law(NamedTuple):
+    """Quadrature for the law of `<g, e>`, e a unit vector: `E f(tau)` is `p @ f(tau)`."""
+
+    tau: Float[ndarray, " N"]
+    p: Float[ndarray, " N"]
+
+
+class Pull(NamedTuple):
+    """`-dL/dw = a w + b z` where u is at its optimum `rho v`."""
+
+    a: Float[ndarray, "*n"]
+    b: Float[ndarray, "*n"]
+    rho: Float[ndarray, "*n"]
+
+
+def noise_law(d: int, r: float, *, sigma: float = 1.0, nodes: int = 300) -> Law:
+    """The law of one coordinate of `N(0, sigma^2 I_d)` truncated to the ball of radius r.
+
+    Its density is `e^(-tau^2 / 2 sigma^2)` times the mass of the ball of radius `sqrt(r^2 - tau^2)` under the other
+    d - 1 coordinates, which is `(r^2 - tau^2)^((d - 1) / 2)` times an analytic function: Gauss-Gegenbauer nodes.
+
+    Args:
+        d: dimension; r: radius of the truncation, `float("inf")` for none.
+        sigma: standard deviation before the truncation.
+        nodes: number N of nodes.
+
+    Raises:
+        ValueError: for a dimension or a number of nodes below 1, or a radius or sigma that is not > 0.
+    """
+    half, sigma = (check.integer("d", d, 1) - 1) / 2, check.positive("sigma", sigma)
+    check.integer("nodes", nodes, 1)
+    if r == np.inf:
+        tau, p = roots_hermitenorm(nodes)
+        return Law(sigma * tau, p / p.sum())
+    tau, p = roots_gegenbauer(nodes, d / 2)
+    tau = check.positive("r", r) * tau
+    y = (r**2 - tau**2) / (2 * sigma**2)
+    p = p * np.exp(-(tau**2) / (2 * sigma**2)) * (gammainc(half, y) / y**half if half else 1.0)
+    return Law(tau, p / p.sum())
+
+
+def logits(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Float[ndarray, "*n N"]:
+    """`<w, z + g>` at the nodes, for routers with `<w, z> = m` and a part of length s across z."""
+    return m[..., None] + np.hypot(m, s)[..., None] * law.tau
+
+
+def _means(law, m, s):
+    """q', 1 - q, and the means of q, q^2 and q (1 - q)."""
+    h = logits(law, m, s)
+    q, off = np.tanh(h / 2), 2 * expit(-h)
+    return 2 * expit(h) * expit(-h), off, q @ law.p, q**2 @ law.p, (q * off) @ law.p
+
+
+def reduced_loss(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Float[ndarray, "*n"]:
+    """`L(u*(w), w) = 2 (1 - (E q)^2 / E q^2)`, written as a variance so that small losses keep their digits."""
+    _, off, _, square, _ = _means(law, m, s)
+    mean = (off @ law.p)[..., None]
+    return 2 * ((off - mean) ** 2 @ law.p) / square
+
+
+def pull(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Pull:
+    """The two coefficients of the router's drive, with `u = rho v`, `rho = E q / E q^2`.
+
+    `b = 4 rho E psi` and `a = 4 rho E[tau psi] / |w|` with `psi = q' (1 - rho q)`; the factor 4 is kept.
+    """
+    slope, off, mean, square, mixed = _means(law, m, s)
+    rho, length = mean / square, np.hypot(m, s)
+    psi = slope * (off * mean[..., None] - mixed[..., None]) / square[..., None]  # 1 - rho q, free of cancellation
+    return Pull(4 * rho * (psi @ (law.tau * law.p)) / length, 4 * rho * (psi @ law.p), rho)
+
+
+def router_path(law: Law, m: Float[ndarray, " T"], s: float) -> Float[ndarray, "2 T"]:
+    """The flow `dw/dt = -dL/dw` with u at its optimum: s and the time t at which `<w, z>` has grown to each m.
+
+    `<w, z>` never falls, so it serves as the clock: `ds/dm = a s / (a m + b)`, `dt/dm = 1 / (a m + b)`.
+
+    Args:
+        law: of the noise, of radius at most 1.
+        m: increasing; the flow starts at the first.
+        s: where the part across z starts.
+    """
+
+    def slope(at, state):
+        a, b, _ = pull(law, np.asarray(at), np.asarray(np.exp(state[0])))
+        return np.array([a, 1.0]) / (a * at + b)
+
+    found = solve_ivp(slope, (m[0], m[-1]), [np.log(s), 0.0], "LSODA", m, rtol=1e-9, atol=1e-12)
+    return np.stack([np.exp(found.y[0]), found.y[1]])
+
+
+def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " T"]) -> Float[ndarray, "2 T"]:
+    """The same flow for any law, where `<w, z>` may fall: m and s at the times.
+
+    Args:
+        law: of the noise.
+        start: m > 0 and s > 0 at the first time.
+        times: increasing.
+    """
+
+    def drive(_, state):
+        m = np.asarray(state[0])
+        a, b, _ = pull(law, m, np.asarray(np.exp(state[1])))
+        return np.array([a * m + b, a])
+
+    start = start[0], np.log(start[1])
+    m, log_s = solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-10).y
+    return np.stack([m, np.exp(log_s)])
+
+
+def joint_flow(law: Law, start: Float[ndarray, " 4"], times: Float[ndarray, " T"], *, ratio: float):
+    """Gradient flow of both, u `ratio` times as fast as w: rows m, s, beta, gamma at the times.
+
+    `u = beta v + ` a vector of length gamma across v; nothing else of u counts.
+
+    Args:
+        law: of the noise.
+        start: m, s, beta, gamma at the first time.
+        times: increasing.
+        ratio: of the learning rates, `eta_u / eta_w`.
+    """
+    check.positive("ratio", ratio)
+
+    def drive(_, state):
+        m, s, beta, gamma = map(np.asarray, state)
+        slope, _, mean, square, _ = _means(law, m, s)
+        psi = slope * (beta - (beta**2 + gamma**2) * np.tanh(logits(law, m, s) / 2))
+        along, across = psi @ law.p, psi @ (law.tau * law.p) / np.hypot(m, s)
+        u = ratio * mean - ratio * square * beta, -ratio * square * gamma
+        return 4 * np.array([along + across * m, across * s, *u])
+
+    return solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-12).y

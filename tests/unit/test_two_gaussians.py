@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import gammainc
+
+from moe_theory.tasks.two_gaussians import TwoGaussians
+from moe_theory.theory.two_gaussians import joint_flow, noise_law, pull, reduced_flow, reduced_loss, router_path
+
+LAWS = [(1, 0.5, 1.0), (2, 0.5, 1.0), (5, 0.9, 0.3), (24, 0.99, 1.0), (3, 2.0, 1.0), (2, math.inf, 0.7)]
+
+
+@pytest.mark.parametrize("d, r, sigma", LAWS)
+def test_the_law_of_a_coordinate_against_its_density(d, r, sigma):
+    def density(tau):
+        if r == math.inf:
+            return math.exp(-(tau**2) / (2 * sigma**2))
+        inside = gammainc((d - 1) / 2, (r**2 - tau**2) / (2 * sigma**2)) if d > 1 else 1.0
+        return math.exp(-(tau**2) / (2 * sigma**2)) * inside
+
+    law, end = noise_law(d, r, sigma=sigma), min(r, 9 * sigma)
+    mass = quad(density, -end, end)[0]
+    for f in (np.square, np.exp, lambda t: 1 / (1 + (2 * t - 1) ** 2)):
+        mean = quad(lambda t, f=f: f(t) * density(t), -end, end)[0] / mass
+        assert law.p @ f(law.tau) == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("d, r, sigma", LAWS)
+def test_samples_have_that_law_in_every_direction(d, r, sigma):
+    task, law = TwoGaussians(d, r, sigma=sigma), noise_law(d, r, sigma=sigma)
+    x, y = task.sample(40_000, 5)
+    g = x * y[:, None] - task.z
+    assert float(g.norm(dim=1).max()) <= r and abs(float(y.mean())) < 0.03
+    for direction in (g[:, 0], g.sum(1) / math.sqrt(d)):
+        square, fourth = law.p @ law.tau**2, law.p @ law.tau**4
+        assert float(direction.square().mean()) == pytest.approx(square, abs=5 * (fourth / 40_000) ** 0.5)
+        assert abs(float(direction.mean())) < 5 * (square / 40_000) ** 0.5
+
+
+@pytest.mark.parametrize("d, r, sigma", LAWS)
+def test_the_drive_is_the_slope_of_the_reduced_loss(d, r, sigma):
+    law, eps = noise_law(d, r, sigma=sigma), 1e-5
+    m, s = np.meshgrid([0.3, 1.0, 4.0], [0.2, 1.5, 5.0])
+    a, b, _ = pull(law, m, s)
+    along = (reduced_loss(law, m - eps, s) - reduced_loss(law, m + eps, s)) / (2 * eps)
+    across = (reduced_loss(law, m, s - eps) - reduced_loss(law, m, s + eps)) / (2 * eps)
+    assert a * m + b == pytest.approx(along, rel=1e-5, abs=1e-9)
+    assert a * s == pytest.approx(across, rel=1e-5, abs=1e-9)
+    assert (a < 0).all() and (b > 0).all()
+    assert r > 1 or (a * m + b > 0).all()
+
+
+def test_the_path_follows_the_drive_and_the_joint_flow_follows_it_for_a_fast_u():
+    law = noise_law(2, 0.5)
+    m = np.linspace(0.5, 2, 31)
+    s, t = router_path(law, m, 1.0)
+    a, b, rho = pull(law, m, s)
+    assert np.gradient(s, m)[1:-1] == pytest.approx((a * s / (a * m + b))[1:-1], rel=0.03)
+    assert np.gradient(t, m)[5:-1] == pytest.approx((1 / (a * m + b))[5:-1], rel=0.03)
+    joint = joint_flow(law, np.array([0.5, 1.0, rho[0], 0.0]), t, ratio=1e4)
+    assert joint[0] == pytest.approx(m, rel=1e-2) and joint[2] == pytest.approx(rho, rel=1e-2)
+
+
+def test_the_two_clocks_agree():
+    law, m = noise_law(2, 0.5), np.linspace(0.5, 2, 31)
+    s, t = router_path(law, m, 1.0)
+    assert reduced_flow(law, np.array([0.5, 1.0]), t) == pytest.approx(np.stack([m, s]), rel=1e-5)
+
+
+def test_without_truncation_the_flow_rests_at_the_bayes_router():
+    for sigma in (0.6, 1.0, 1.7):
+        law, m = noise_law(1, math.inf, sigma=sigma), np.array(2 / sigma**2)
+        a, b, rho = pull(law, m, np.array(0.0))
+        assert a * m + b == pytest.approx(0, abs=1e-10) and rho == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: noise_law(0, 0.5), "d: expected an integer >= 1, got 0"),
+        (lambda: noise_law(2, 0.0), "r: expected a finite number > 0, got 0.0"),
+        (lambda: noise_law(2, 0.5, sigma=-1.0), "sigma: expected"),
+        (lambda: TwoGaussians(2, -1.0), "r: expected"),
+        (lambda: TwoGaussians().sample(0, 1), "n: expected"),
+        (lambda: joint_flow(noise_law(2, 0.5), np.ones(4), np.arange(2.0), ratio=0.0), "ratio: expected"),
+    ],
+)
+def test_bad_input_of_two_gaussians(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
