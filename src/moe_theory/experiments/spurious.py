@@ -2,9 +2,9 @@
 
 Named in the paper: 64 clusters, 24 of 240 dimensions relevant, constant experts, labels of ten numbers, Adam and its
 rates (C.1). Not named, and chosen here before any stored row was computed: the law and scale of the means (the
-default of `GaussianMixture`), initial weights (the default of `SoftMoE`), 50,000 examples, batches of 256, 5,000 steps,
-and lambda = 1e-5. The number of experts in this run is not named either: 64, as in the paper's Figure 2, and 256.
-The last three groups of the grid change one of these choices at a time.
+default of `GaussianMixture`), initial weights (the default of `SoftMoE`), 50,000 examples, batches of 256, the number
+of steps, and lambda = 1e-5. The number of experts is not named either: 64, as in the paper's Figure 2, and 256. The
+last three groups of the grid change one of these choices at a time.
 """
 
 import torch
@@ -22,9 +22,9 @@ BASE = dict(experts=64, decay=0.0, frozen=False, scale=3.0, init=1.0, n=50_000, 
 RUNS = (
     {},
     {"decay": 1e-5},
-    {"frozen": True},
-    {"experts": 256},
-    {"experts": 256, "decay": 1e-5},
+    {"frozen": True, "steps": 3_000},
+    {"experts": 256, "steps": 3_000},
+    {"experts": 256, "decay": 1e-5, "steps": 3_000},
     {"scale": 1.5, "steps": 3_000},
     {"init": 0.25, "steps": 3_000},
     {"n": 5_000, "steps": 3_000},
