@@ -89,6 +89,25 @@ def bias_hessian(theta: Weights, points: Points) -> Float[Tensor, "M M"]:
     return hessian(lambda b: data_loss(theta._replace(b=b), points))(theta.b)
 
 
+def averaged_loss(
+    theta: Weights, points: Points, relevant: int, *, epsilon: float, variance: float, nodes: int
+) -> Float[Tensor, ""]:
+    """E_z of the data's loss at bias b + z, the spurious columns W_2 times 1 - epsilon (Appendix D).
+
+    Args:
+        theta, points: where, and the law of the data.
+        relevant: number of columns of W before W_2.
+        epsilon: how much W_2 shrinks.
+        variance: z is Gaussian with covariance `variance` times W_2 W_2^T.
+        nodes: of the quadrature over z, in each spurious direction.
+    """
+    W2 = theta.W[:, check.integer("relevant", relevant, 0) :]
+    small = torch.cat([theta.W[:, :relevant], (1 - epsilon) * W2], 1)
+    zeta, weight = gaussian_nodes(W2.shape[1], nodes)
+    b = theta.b + check.positive("variance", variance) ** 0.5 * zeta @ W2.T
+    return weight @ torch.stack([data_loss(theta._replace(b=own, W=small), points) for own in b])
+
+
 def descend(theta: Weights, points: Points, decay: Decay, *, rate: float, steps: int, bias: bool = True):
     """Gradient descent on the exact loss, weights after each step; without `bias` the router's stays as it is."""
     check.positive("rate", rate)
