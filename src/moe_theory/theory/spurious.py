@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
-from torch.func import grad, hessian
+from torch.func import grad, grad_and_value, hessian
 
 from moe_theory import _validate as check
 
@@ -151,14 +151,12 @@ def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = T
     def value(v: Tensor) -> Tensor:
         return loss(unpack(v), points, decay)
 
-    slope = grad(value)
-    found = minimize(
-        lambda v: float(value(torch.from_numpy(v))),
-        whole[fixed:].numpy(),
-        jac=lambda v: slope(torch.from_numpy(v)).numpy(),
-        method="BFGS",
-        options={"gtol": 1e-7, "maxiter": 2_000},
-    )
+    def value_and_slope(v) -> tuple[float, np.ndarray]:
+        slope, at = grad_and_value(value)(torch.from_numpy(v))
+        return float(at), slope.numpy()
+
+    slope, options = grad(value), {"gtol": 1e-7, "maxiter": 2_000}
+    found = minimize(value_and_slope, whole[fixed:].numpy(), jac=True, method="BFGS", options=options)
     v = torch.from_numpy(found.x)
     for _ in range(4):
         v = v - torch.linalg.pinv(hessian(value)(v), rtol=1e-9, hermitian=True) @ slope(v)
