@@ -1,0 +1,119 @@
+"""Spurious directions: the exact loss, its minima, and the experiment with 240 dimensions."""
+
+import pytest
+import torch
+from torch.func import grad
+
+from moe_theory.experiments import spurious as experiment
+from moe_theory.theory.spurious import (
+    Decay,
+    Weights,
+    averaged_loss,
+    bias_hessian,
+    clusters,
+    data_loss,
+    descend,
+    find_minimum,
+    gaussian_nodes,
+    loss,
+    relevant_share,
+)
+
+MEAN = torch.tensor([[-4.0], [0.0], [4.0]], dtype=torch.float64)
+Y = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64)
+
+
+def weights(seed: int = 0) -> Weights:
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return 0.5 * torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    return Weights(draw(3), draw(3, 3), draw(3, 1))
+
+
+def points(nodes: int = 16):
+    return clusters(MEAN, Y, 2, nodes=6, spurious_nodes=nodes)
+
+
+def test_nodes_have_the_moments_of_a_gaussian():
+    z, p = gaussian_nodes(2, 4)
+    assert z.shape == (16, 2)
+    for powers, moment in (((0, 0), 1), ((2, 0), 1), ((2, 2), 1), ((4, 2), 3), ((6, 0), 15), ((1, 2), 0)):
+        assert float(p @ (z[:, 0] ** powers[0] * z[:, 1] ** powers[1])) == pytest.approx(moment, abs=1e-12)
+    z, p = gaussian_nodes(0, 4)
+    assert z.shape == (1, 0) and p.tolist() == [1.0]
+
+
+def test_clusters_have_their_means_and_unit_covariance():
+    law = points(4)
+    for c in range(3):
+        own = law.y[:, 0] == Y[c]
+        x, p = law.x[own], law.weight[own]
+        assert float(p.sum()) == pytest.approx(1 / 3)
+        mean = 3 * p @ x
+        assert torch.allclose(mean, torch.tensor([float(MEAN[c]), 0, 0], dtype=torch.float64))
+        assert torch.allclose(3 * (x - mean).T @ (p[:, None] * (x - mean)), torch.eye(3, dtype=torch.float64))
+
+
+def test_the_loss_of_one_expert_is_known():
+    theta = Weights(*(t[:1] for t in weights()))
+    error = float(((Y - theta.U) ** 2).mean())
+    penalty = 0.1 * theta.W.square().sum() + 0.2 * theta.U.square().sum() + 0.3 * theta.b.square().sum()
+    assert float(loss(theta, points(), Decay(0.1, 0.2, 0.3))) == pytest.approx(error + float(penalty))
+
+
+def test_slope_in_spurious_weights_is_curvature_in_the_bias():
+    theta, law = weights(), points(24)
+    assert torch.allclose(grad(data_loss)(theta, law).W[:, 1:], bias_hessian(theta, law) @ theta.W[:, 1:], atol=1e-6)
+
+
+def test_a_gaussian_is_shrunk_and_filled_up():
+    theta, law = weights(), points(20)
+    mean = averaged_loss(theta, law, 1, epsilon=0.3, variance=1 - 0.7**2, nodes=10)
+    assert float(mean) == pytest.approx(float(data_loss(theta, law)), rel=1e-6)
+    root = averaged_loss(theta, law, 1, epsilon=0.3, variance=(1 - 0.7**2) ** 0.5, nodes=10)
+    assert abs(float(root - mean)) > 1e-4
+    with pytest.raises(ValueError, match="variance: expected a finite number > 0"):
+        averaged_loss(theta, law, 1, epsilon=0.3, variance=0.0, nodes=4)
+
+
+def test_a_minimum_has_no_spurious_weight():
+    found = find_minimum(weights(), points(6), Decay(1e-2, 1e-2))
+    assert found.slope < 1e-12 and abs(float(found.curvature[0])) < 1e-9 < float(found.curvature[1])
+    assert float(found.theta.W[:, 1:].abs().max()) < 1e-10 < float(found.theta.W[:, 0].abs().max())
+    assert found.loss == pytest.approx(float(loss(found.theta, points(6), Decay(1e-2, 1e-2))))
+
+
+def test_without_training_the_bias_stays():
+    theta = weights()
+    assert torch.equal(find_minimum(theta, points(4), Decay(1e-2, 1e-2), bias=False).theta.b, theta.b)
+    (step,) = descend(theta, points(4), Decay(1e-2, 1e-2), rate=0.1, steps=1, bias=False)
+    assert torch.equal(step.b, theta.b) and not torch.equal(step.W, theta.W)
+
+
+def test_a_step_of_descent():
+    theta, law, decay = weights(), points(4), Decay(1e-2, 1e-2)
+    one, two = descend(theta, law, decay, rate=0.1, steps=2)
+    slope = grad(loss)(one, law, decay)
+    assert all(torch.equal(b, a - 0.1 * g) for a, b, g in zip(one, two, slope, strict=True))
+    assert float(loss(two, law, decay)) < float(loss(theta, law, decay))
+    with pytest.raises(ValueError, match="rate: expected a finite number > 0"):
+        next(descend(theta, law, decay, rate=0.0, steps=1))
+
+
+def test_share():
+    W = torch.tensor([[3.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+    assert float(relevant_share(W, 2)) == pytest.approx(10 / 12)
+    assert relevant_share(torch.stack([W, 2 * W]), 1).tolist() == pytest.approx([9 / 12] * 2)
+    with pytest.raises(ValueError, match="relevant: expected an integer >= 1, got 0"):
+        relevant_share(W, 0)
+
+
+def test_rows_of_the_experiment():
+    plain, frozen = (experiment.row(key) for key in experiment.smoke(experiment.grid()))
+    assert all(len(plain[name]) == 2 for name in ("relevant", "spurious", "loss"))
+    assert plain["relevant"][0] == frozen["relevant"][0] == frozen["relevant"][1] < plain["relevant"][1]
+    assert plain["relevant"][0] / (plain["relevant"][0] + plain["spurious"][0]) == pytest.approx(0.1, abs=0.02)
+    assert frozen["loss"][1] < frozen["loss"][0]
+    assert len({tuple(key.items()) for key in experiment.grid()}) == 5 * len(experiment.RUNS)
