@@ -47,7 +47,7 @@ def _points(models) -> list[tuple]:
 
 def smoke(rows: list[dict]) -> list[dict]:
     """Two rows, a few steps each."""
-    return [{**key, "n": 64, "steps": 210} for key in rows[:2]]
+    return [{**key, "n": n, "steps": 210} for key, n in zip(rows[:2], (64, 128), strict=True)]
 
 
 def parameters(*sizes: int) -> int:
