@@ -24,21 +24,21 @@ RATES = {"constant": dict(rate=3.2e-4, router_rate=3.2e-3), "mlp": dict(rate=1e-
 
 def constant() -> list[dict]:
     """Figure 2: over the number of samples, over the number of experts, and a larger start and a longer training."""
-    point = dict(n=SIZES[-1], experts=K, start=0.1, steps=16_000, seeds=[*SEEDS])
+    point = dict(n=SIZES[-1], experts=K, start=0.1, steps=12_000, seeds=[*SEEDS])
     samples = [{**point, "n": n} for n in SIZES]
     experts = [{**point, "experts": M} for M in (8, 16, 32, 128)]
-    return [*samples, *experts, {**point, "start": 1.0}, {**point, "steps": 32_000}]
+    return [*samples, *experts, {**point, "start": 1.0}, {**point, "steps": 24_000}]
 
 
 def mixtures() -> list[dict]:
-    """Figure 3: experts of depth 3, routers that learn and routers that are frozen, two of these for longer."""
-    rows = [dict(n=n, frozen=frozen, steps=1000, seed=s) for n, s, frozen in _points((False, True))]
-    return rows + [dict(n=SIZES[0], frozen=True, steps=4000, seed=s) for s in (0, 1)]
+    """Figure 3: experts of depth 3, routers that learn and routers that are frozen, one of these for longer."""
+    rows = [dict(n=n, frozen=frozen, steps=600, seed=s) for n, s, frozen in _points((False, True))]
+    return [*rows, dict(n=SIZES[0], frozen=True, steps=3000, seed=0)]
 
 
 def dense() -> list[dict]:
     """Figure 3: dense networks with as many parameters as an expert, and as many as all of them."""
-    return [dict(n=n, width=width, steps=1000, seed=s) for n, s, width in _points((dense_width(1), dense_width(K)))]
+    return [dict(n=n, width=width, steps=600, seed=s) for n, s, width in _points((dense_width(1), dense_width(K)))]
 
 
 def _points(models) -> list[tuple]:

@@ -158,7 +158,7 @@ def foreign_weight(
     return (logits.softmax(1) * (cluster[:, None] != home)).sum(1)
 
 
-def descent_errors(pi: Float[Tensor, "n M"], y: Float[Tensor, "n o"], eta: float, steps: int) -> Float[Tensor, "T M o"]:
+def descent_course(pi: Float[Tensor, "n M"], y: Float[Tensor, "n o"], eta: float, steps: int) -> Float[Tensor, "T M o"]:
     """Constant experts after 0, 1, ... steps of gradient descent from zero, with the gates as they are.
 
     The loss `(1/n) sum_i |sum_m pi_m(x_i) u_m - y_i|^2` is quadratic: `u <- u - 2 eta (P u - q)`, `P` the mean of
