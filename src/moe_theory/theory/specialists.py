@@ -8,10 +8,8 @@ are `w.x`, or with the bias of `nearest_row_bias` `w.x - |w|^2/2`.
 import math
 from fractions import Fraction
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -80,51 +78,53 @@ def gap_moments(mu: Float[Tensor, " d"], other: Float[Tensor, " d"]) -> tuple[fl
     return float(mu @ delta), float(delta @ delta + 2 * mu @ mu + 2 * len(mu))
 
 
-def log_moment(t: float, mu: Float[Tensor, " d"], other: Float[Tensor, " d"], *, bias: bool) -> float:
-    """`log E exp(-t gap)`, infinite from `t = 1/sqrt 2` on, and from `1/sqrt 3` on with the bias.
+def log_moment(t: Float[Tensor, " T"], mean: Float[Tensor, "k d"], *, bias: bool) -> Float[Tensor, "T k k"]:
+    """`log E exp(-t gap)` for every pair of clusters, the input's own one first; infinite where there is no mean.
 
-    Without it `((t^2 (|mu|^2 + |delta|^2/2) - t mu.delta) / (1 - 2t^2) - (d/2) log(1 - 2t^2)`, `delta = mu - mu'`;
-    with it `-(t/2)(1 - 2t)|delta|^2 / (1 - 3t^2) - (d/2) log(1 - 3t^2)`.
+    With `delta = mu_c - mu_c'` it is `(t^2 (|mu_c|^2 + |delta|^2/2) - t mu_c.delta) / r - (d/2) log r`, `r = 1 - 2t^2`;
+    with the bias `-(t/2)(1 - 2t)|delta|^2 / r - (d/2) log r`, `r = 1 - 3t^2`.
 
     Args:
         t: at least 0.
-        mu, other: centers of the input's own cluster and of the foreign one.
+        mean: centers mu_c.
         bias: whether logits have the bias of `nearest_row_bias`.
     """
-    delta, d = mu - other, len(mu)
-    left = 1 - (3 if bias else 2) * check.not_negative("t", t) ** 2
-    if left <= 0:
-        return math.inf
+    inner = mean @ mean.T
+    square = inner.diagonal()
+    delta2 = square[:, None] + square - 2 * inner
+    t = t[:, None, None]
+    r = 1 - (3 if bias else 2) * t**2
     if bias:
-        exponent = -t / 2 * (1 - 2 * t) * float(delta @ delta)
+        exponent = -t / 2 * (1 - 2 * t) * delta2
     else:
-        exponent = float(t**2 * (mu @ mu + delta @ delta / 2) - t * mu @ delta)
-    return exponent / left - d / 2 * math.log(left)
+        exponent = t**2 * (square[:, None] + delta2 / 2) - t * (square[:, None] - inner)
+    value = exponent / r - mean.shape[1] / 2 * r.clamp(min=0).log()
+    return value.where(r > 0, math.inf)
 
 
-def pair_bound(mu: Float[Tensor, " d"], other: Float[Tensor, " d"], *, bias: bool) -> float:
-    """`min_t E exp(-t gap)` over 0 <= t < 1: at least the mean weight of one foreign expert.
+def pair_bound(mean: Float[Tensor, "k d"], *, bias: bool) -> Float[Tensor, "k k"]:
+    """`min_t E exp(-t gap)` over 0 <= t <= 1: at least the mean weight of one expert of c' on inputs of c.
+
+    Every t bounds it, so the minimum may be over some: 400 here.
 
     Args:
-        mu, other: centers of the input's own cluster and of the foreign one.
+        mean: centers mu_c.
         bias: whether logits have the bias of `nearest_row_bias`.
     """
-    end = (3 if bias else 2) ** -0.5
-    least = minimize_scalar(lambda t: log_moment(t, mu, other, bias=bias), bounds=(0, end), method="bounded")
-    return math.exp(min(least.fun, 0.0))
+    t = torch.arange(400, dtype=mean.dtype) / 400 * (3 if bias else 2) ** -0.5
+    return log_moment(t, mean, bias=bias).amin(0).exp()
 
 
 def foreign_bound(mean: Float[Tensor, "k d"], specialists: Int[Tensor, " k"], *, bias: bool) -> float:
     """Bound on the mean total weight of foreign experts, over inputs and rows: `pair_bound` summed, averaged over c.
 
     Args:
-        mean: the centers mu_c.
+        mean: centers mu_c.
         specialists: number of those of each cluster, at least one.
         bias: whether logits have the bias of `nearest_row_bias`.
     """
-    k = len(mean)
-    pairs = [[0.0 if c == b else min(1.0, pair_bound(mean[c], mean[b], bias=bias)) for b in range(k)] for c in range(k)]
-    return float(np.minimum(np.array(pairs) @ specialists.double().numpy(), 1).mean())
+    others = pair_bound(mean, bias=bias).fill_diagonal_(0)
+    return float((others @ specialists.to(others)).clamp(max=1).mean())
 
 
 def rate(separation: float) -> float:
@@ -135,8 +135,8 @@ def rate(separation: float) -> float:
     Args:
         separation: s.
     """
-    unit = torch.tensor([check.positive("separation", separation)], dtype=torch.float64)
-    return -math.log(pair_bound(unit, torch.zeros_like(unit), bias=True))
+    two = torch.tensor([[0.0], [check.positive("separation", separation)]], dtype=torch.float64)
+    return -math.log(pair_bound(two, bias=True)[0, 1])
 
 
 def foreign_weight(
