@@ -31,9 +31,10 @@ def constant() -> list[dict]:
 
 
 def mixtures() -> list[dict]:
-    """Figure 3: experts of depth 3, routers that learn and routers that are frozen, one of these for longer."""
+    """Figure 3: experts of depth 3, routers that learn and routers that are frozen, some of these for longer."""
     rows = [dict(n=n, frozen=frozen, steps=600, seed=s) for n, s, frozen in _points((False, True))]
-    return [*rows, dict(n=SIZES[0], frozen=True, steps=3000, seed=0)]
+    longer = [(SIZES[0], True), (SIZES[2], False)]
+    return rows + [dict(n=n, frozen=frozen, steps=3000, seed=0) for n, frozen in longer]
 
 
 def dense() -> list[dict]:
