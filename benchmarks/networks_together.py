@@ -20,7 +20,7 @@ BATCH, OPTIMIZERS = (
 
 def seconds(expert_layers: int, seeds: list[int], steps: int) -> float:
     """Processor time of a step of all these networks."""
-    data = [GaussianMixture(seed=s).sample(1024, s) for s in seeds]
+    data = [GaussianMixture(64, 24, seed=s).sample(1024, s) for s in seeds]
     networks = SoftMoE(24, 10, 64, expert_layers=expert_layers, seeds=seeds)
     course = train(networks, data, steps=steps + 5, batch=BATCH, seeds=seeds, **OPTIMIZERS[expert_layers])
     for _ in range(5):
