@@ -30,7 +30,9 @@ def cells(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"]) -> tuple[Float[Tenso
     return n, torch.where(n[:, None] > 0, mean, u)
 
 
-def gradient_step(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"], eta) -> Float[Tensor, "M d"]:
+def gradient_step(
+    x: Float[Tensor, "n d"], u: Float[Tensor, "M d"], eta: float | Float[Tensor, "M 1"]
+) -> Float[Tensor, "M d"]:
     """`u_j + (2 eta n_j / n)(mean_j - u_j)`: a step of gradient descent on `quantization_loss`.
 
     Args:
