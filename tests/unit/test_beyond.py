@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moe_theory.experiments import beyond
+from moe_theory.measure.sparsity import average_sparsity
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import SoftMoE
 from moe_theory.models.tokens import TokenMoE, TokenNets
@@ -14,6 +15,7 @@ from moe_theory.tasks.gaussians import GaussianMixture
 from moe_theory.tasks.subspaces import SubspaceTask
 from moe_theory.tasks.tokens import TokenTask
 from moe_theory.theory import components as exact
+from moe_theory.theory.frozen import best_frozen, start_sparsity
 
 F64 = dict(dtype=torch.float64)
 
@@ -123,15 +125,39 @@ def test_a_sharp_router_answers_with_one_expert():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TokenTask(output="cubic"), "output: expected one of"),
-        (lambda: TokenTask(1), "k: expected an integer >= 2"),
-        (lambda: DictionaryTask(2, r=3), "r: expected at most c = 2 atoms, got 3"),
-        (lambda: DictionaryTask(sigma=0.0), "sigma: expected a finite number > 0"),
-        (lambda: SubspaceTask(t=9, d=8), "t: expected at most d = 8, got 9"),
-        (lambda: SubspaceTask(label="x"), "label: expected one of"),
+        (lambda: TokenTask(4, 3, 2, output="cubic"), "output: expected one of"),
+        (lambda: TokenTask(1, 3, 2), "k: expected an integer >= 2"),
+        (lambda: DictionaryTask(2, 4, r=3), "r: expected at most c = 2 atoms, got 3"),
+        (lambda: DictionaryTask(4, 4, sigma=0.0), "sigma: expected a finite number > 0"),
+        (lambda: SubspaceTask(3, 9, 8), "t: expected at most d = 8, got 9"),
+        (lambda: SubspaceTask(3, 2, 8, label="x"), "label: expected one of"),
         (lambda: HeadedMoE(4, 1, 6, heads=0), "heads: expected an integer >= 1"),
+        (lambda: start_sparsity(-1.0, 3), "v: expected a finite number >= 0"),
+        (
+            lambda: best_frozen(torch.ones(4, 2), torch.ones(4, 2), torch.ones(4)),
+            "more rows than the 6 unknowns, got 4",
+        ),
     ],
 )
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_sparsity_of_a_random_router_is_that_of_many_draws():
+    rng = torch.Generator().manual_seed(0)
+    for v in (0.05, 0.25):
+        pi = (v**0.5 * torch.randn(4_000, 32, generator=rng, **F64)).softmax(1)
+        measured = average_sparsity(pi, torch.arange(4_000))
+        assert start_sparsity(v, 32) == pytest.approx(measured, rel=0.004)
+    assert start_sparsity(0, 7) == 7
+
+
+def test_the_best_experts_of_a_frozen_router_are_found_by_least_squares():
+    rng = torch.Generator().manual_seed(0)
+    x, W, a = (torch.randn(*shape, generator=rng, **F64) for shape in [(4_000, 3), (4, 3), (4, 4)])
+    pi = (x @ W.T).softmax(1)
+    y = (pi * (x @ a[:, :3].T + a[:, 3])).sum(1)
+    assert best_frozen(pi, x, y) < 1e-9
+    noisy = y + 0.3 * torch.randn(len(x), generator=rng, **F64)
+    assert best_frozen(pi, x, noisy) == pytest.approx(0.09, rel=0.08)

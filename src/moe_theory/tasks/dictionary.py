@@ -29,7 +29,7 @@ class DictionaryTask:
     unit vectors; the paper names neither their lengths nor sigma.
 
     Args:
-        c: number of atoms; d: dimension of an input; r: atoms in an input, at most c.
+        c: number of atoms, 32 or 128 in the paper; d: dimension of an input, 32; r: atoms in an input, at most c.
         label: `input` (C.3) or `atoms` (Section 3.6).
         sigma: root mean square length of the noise of one atom, > 0.
         seed: draws mu and w.
@@ -43,9 +43,7 @@ class DictionaryTask:
         ValueError: for an argument outside its range, naming it.
     """
 
-    def __init__(
-        self, c: int = 32, d: int = 32, *, r: int = 2, label: str = "input", sigma: float = 0.5, seed: int = 0
-    ):
+    def __init__(self, c: int, d: int, *, r: int = 2, label: str = "input", sigma: float = 0.5, seed: int = 0):
         check.integer("d", d, 1)
         if check.integer("r", r, 1) > check.integer("c", c, 1):
             raise ValueError(f"r: expected at most c = {c} atoms, got {r}")

@@ -27,7 +27,8 @@ class SubspaceTask:
     Labels are `w.x` or `w.eps` over `scale`, with one standard Gaussian vector w to a subspace.
 
     Args:
-        k: number of subspaces; t: their dimension, at most d; d: that of an input.
+        k: number of subspaces, 64 in the paper; t: their dimension, 8, at most d; d: that of an input, which is not
+            named: the hidden width 4 * 24 says 24.
         label: `point` or `noise`.
         tau: standard deviation of a coordinate of eps, > 0.
         seed: draws subspaces and w.
@@ -40,7 +41,7 @@ class SubspaceTask:
         ValueError: for an argument outside its range, naming it.
     """
 
-    def __init__(self, k: int = 64, t: int = 8, d: int = 24, *, label: str = "point", tau: float = 0.1, seed: int = 0):
+    def __init__(self, k: int, t: int, d: int, *, label: str = "point", tau: float = 0.1, seed: int = 0):
         check.integer("k", k, 1)
         if check.integer("t", t, 1) > check.integer("d", d, 1):
             raise ValueError(f"t: expected at most d = {d}, got {t}")

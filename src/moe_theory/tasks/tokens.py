@@ -26,7 +26,7 @@ class TokenTask:
     The means and the w are standard Gaussian vectors, the means times `spread`; the paper names no size.
 
     Args:
-        k: number of Gaussians; d: dimension of a token; s: tokens in a sequence.
+        k: number of Gaussians, 32 in the paper; d: dimension of a token, 32; s: tokens in a sequence.
         output: `linear` or `quadratic`.
         spread: standard deviation of a mean's coordinates, > 0; sigma: that of a token's about its mean, > 0.
         seed: draws means and w; they are the same for every s and output.
@@ -38,9 +38,9 @@ class TokenTask:
 
     def __init__(
         self,
-        k: int = 32,
-        d: int = 32,
-        s: int = 4,
+        k: int,
+        d: int,
+        s: int,
         *,
         output: str = "linear",
         spread: float = 0.5,
