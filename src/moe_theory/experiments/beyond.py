@@ -34,12 +34,12 @@ WIDTH = 64
 
 def linear() -> list[dict]:
     """Figure 4: 64 Gaussians in 24 dimensions, 64 experts of depth 3."""
-    return [dict(k=64, experts=64, n=n, steps=500, seed=seed) for seed in SEEDS for n in (2_048, 8_192, 32_768)]
+    return [dict(k=64, experts=64, n=n, steps=400, seed=seed) for seed in SEEDS for n in (1_024, 16_384)]
 
 
 def subspaces() -> list[dict]:
     """Beside Figure 6: 16 subspaces of rank 4 in 24 dimensions, for 64 of rank 8 take too long."""
-    return [dict(k=16, t=4, experts=16, n=8_192, steps=1000, seed=seed) for seed in SEEDS]
+    return [dict(k=16, t=4, experts=16, n=8_192, steps=800, seed=seed) for seed in SEEDS]
 
 
 def tokens() -> list[dict]:
@@ -50,7 +50,7 @@ def tokens() -> list[dict]:
 
 def dictionary() -> list[dict]:
     """C.3: 32 and 128 atoms, two in an input, 32 linear experts."""
-    return [dict(c=c, n=32_768, steps=1500, seed=seed) for seed in SEEDS for c in (32, 128)]
+    return [dict(c=c, n=32_768, steps=1200, seed=seed) for seed in SEEDS for c in (32, 128)]
 
 
 def smoke(grid: list[dict]) -> list[dict]:
