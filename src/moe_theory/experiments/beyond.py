@@ -1,4 +1,4 @@
-"""Linear labels on Gaussians and subspaces, sequences of tokens, sums of atoms (Dikkala et al. 2023, 3.2, 3.3, C).
+"""Linear labels on Gaussians, sequences of tokens, sums of atoms (Dikkala et al. 2023, 3.2, C.2, C.3).
 
 In every row the learned mixture, the frozen one and the dense network have one task, one training set, one test set
 and one order of examples; learned and frozen start from the same weights. A `sharp` router is the frozen one times
@@ -16,17 +16,15 @@ from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import DenseNets, SoftMoE
 from moe_theory.models.tokens import TokenMoE, TokenNets
 from moe_theory.tasks.dictionary import DictionaryTask
-from moe_theory.tasks.gaussians import GaussianMixture
-from moe_theory.tasks.subspaces import SubspaceTask
+from moe_theory.tasks.gaussians import Examples, GaussianMixture
 from moe_theory.tasks.tokens import TokenTask
 from moe_theory.training.batched import losses, train
 
 SEEDS, SMALL, SHARP = range(5), 512, 1_000.0
 #: Examples of a test, and steps that a live recomputation takes.
 N_TEST, FIRST = 4_096, 20
-#: As C.1 has them for Figures 4 and 6; C.2 and C.3 name no optimizer, and these are ours.
+#: As C.1 has them for Figure 4, SGD with momentum; C.2 and C.3 name no optimizer, and these are ours.
 LINEAR = dict(optimizer="sgd", rate=1e-2, router_rate=1e-1, batch=64)
-SUBSPACES = dict(optimizer="adam", rate=1e-3, router_rate=3.2e-3, batch=64)
 TOKENS, DICTIONARY = dict(rate=1e-2, router_rate=1e-2, batch=128), dict(rate=1e-2, router_rate=1e-2, batch=256)
 #: Hidden width of the dense networks: as many parameters as 32 linear experts and their router.
 WIDTH = 64
@@ -34,12 +32,7 @@ WIDTH = 64
 
 def linear() -> list[dict]:
     """Figure 4: 64 Gaussians in 24 dimensions, 64 experts of depth 3."""
-    return [dict(k=64, experts=64, n=n, steps=400, seed=seed) for seed in SEEDS for n in (1_024, 16_384)]
-
-
-def subspaces() -> list[dict]:
-    """Beside Figure 6: 16 subspaces of rank 4 in 24 dimensions, for 64 of rank 8 take too long."""
-    return [dict(k=16, t=4, experts=16, n=8_192, steps=800, seed=seed) for seed in SEEDS]
+    return [dict(k=64, experts=64, n=n, steps=300, seed=seed) for seed in SEEDS for n in (1_024, 16_384)]
 
 
 def tokens() -> list[dict]:
@@ -100,45 +93,26 @@ def _sharpen(moe: SoftMoE) -> None:
     moe.router.W[-1][-1] *= SHARP
 
 
-def _three(moe: SoftMoE, data, test, key: dict, how: dict) -> dict:
-    """Trains a learned, a frozen and a sharp router; losses with soft gates and with the largest alone (`_routed`)."""
-    _sharpen(moe)
-    first = _learn(moe, data, key, how, frozen=(False, True, True))
-    names = ("learned", "frozen", "sharp")
-    values = dict(zip(names, _loss(moe, test), strict=True))
-    values |= dict(zip((f"{n}_routed" for n in names), losses(moe, [test] * 3).tolist(), strict=True))
-    train = dict(zip((f"{n}_train" for n in names), _loss(moe, type(data)(*(t[:SMALL] for t in data))), strict=True))
-    return values | train | {"first": sum(first)}
-
-
-def linear_row(key: dict) -> dict:
-    """Losses of three routers and a dense network, sparsities, and the start of the training."""
+def _mixtures(key: dict) -> tuple[SoftMoE, Examples, Examples, float]:
+    """A learned, a frozen and a sharp router trained for Figure 4, the examples, and the first losses."""
     seed, d = key["seed"], 24
     task = GaussianMixture(key["k"], d, outputs=1, label="linear", seed=seed)
     data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
     moe = SoftMoE(d, 1, key["experts"], expert_layers=3, seeds=[seed] * 3)
-    values = _three(moe, data, test, key, LINEAR)
-    dense = DenseNets([d, 96, 96, 96, 1], [seed])
+    _sharpen(moe)
+    return moe, data, test, sum(_learn(moe, data, key, LINEAR, frozen=(False, True, True)))
+
+
+def linear_row(key: dict) -> dict:
+    """Losses with soft gates, with the largest gate alone (`_routed`) and on examples of the training; sparsities."""
+    (moe, data, test, first), seed = _mixtures(key), key["seed"]
+    dense, names = DenseNets([24, 96, 96, 96, 1], [seed]), ("learned", "frozen", "sharp")
     _learn(dense, data, key, LINEAR)
-    values |= {"dense": _loss(dense, test)[0]} | _sparsities(moe, test.x, test.cluster, seed)
-    return _rounded(values)
-
-
-def subspaces_row(key: dict) -> dict:
-    """The same with routers of depth 3; their weights have no columns to shuffle."""
-    seed, d = key["seed"], 24
-    task = SubspaceTask(key["k"], key["t"], d, seed=seed)
-    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
-    moe = SoftMoE(d, 1, key["experts"], expert_layers=3, router_layers=3, seeds=[seed] * 3)
-    values = _three(moe, data, test, key, SUBSPACES)
-    dense = DenseNets([d, 96, 96, 96, 1], [seed])
-    _learn(dense, data, key, SUBSPACES)
-    pi = moe.probabilities(test.x.expand(3, *test.x.shape))
-    sparsities = {
-        "sparsity": average_sparsity(pi[0], test.cluster),
-        "sparsity_frozen": average_sparsity(pi[1], test.cluster),
-    }
-    return _rounded(values | {"dense": _loss(dense, test)[0]} | sparsities)
+    some = Examples(*(part[:SMALL] for part in data))
+    values = dict(zip(names, _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
+    values |= dict(zip((f"{n}_routed" for n in names), losses(moe, [test] * 3).tolist(), strict=True))
+    values |= dict(zip((f"{n}_train" for n in names), _loss(moe, some), strict=True))
+    return _rounded(values | _sparsities(moe, test.x, test.cluster, seed) | {"first": first})
 
 
 def tokens_row(key: dict) -> dict:
@@ -190,12 +164,7 @@ def _start(row, key: dict) -> dict:
 
 def linear_live(key: dict) -> dict:
     """The start of a row's training."""
-    return _start(linear_row, key)
-
-
-def subspaces_live(key: dict) -> dict:
-    """The start of a row's training."""
-    return _start(subspaces_row, key)
+    return _rounded({"first": _mixtures({**key, "steps": FIRST})[-1]})
 
 
 def tokens_live(key: dict) -> dict:
