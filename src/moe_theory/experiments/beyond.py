@@ -15,9 +15,9 @@ from moe_theory.measure.sparsity import average_sparsity, shuffled
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import DenseNets, SoftMoE
 from moe_theory.models.tokens import TokenMoE, TokenNets
-from moe_theory.tasks.dictionary import DictionaryTask
+from moe_theory.tasks.dictionary import DictionaryTask, Sums
 from moe_theory.tasks.gaussians import Examples, GaussianMixture
-from moe_theory.tasks.tokens import TokenTask
+from moe_theory.tasks.tokens import Sequences, TokenTask
 from moe_theory.training.batched import losses, train
 
 SEEDS, SMALL, SHARP = range(5), 512, 1_000.0
@@ -33,6 +33,11 @@ WIDTH = 64
 def linear() -> list[dict]:
     """Figure 4: 64 Gaussians in 24 dimensions, 64 experts of depth 3."""
     return [dict(k=64, experts=64, n=n, steps=300, seed=seed) for seed in SEEDS for n in (1_024, 16_384)]
+
+
+def longer() -> list[dict]:
+    """Beside Figure 4: the same with many examples, trained on."""
+    return [dict(k=64, experts=64, n=16_384, steps=1000, seed=seed) for seed in SEEDS]
 
 
 def tokens() -> list[dict]:
@@ -115,18 +120,32 @@ def linear_row(key: dict) -> dict:
     return _rounded(values | _sparsities(moe, test.x, test.cluster, seed) | {"first": first})
 
 
+def _token_mixtures(key: dict) -> tuple[TokenMoE, Sequences, Sequences, float]:
+    """A learned and a frozen router trained on sequences, the examples, and the first losses."""
+    seed = key["seed"]
+    task = TokenTask(32, 32, key["s"], output=key["output"], seed=seed)
+    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
+    moe = TokenMoE(32, 1, 32, expert_layers=1, seeds=[seed, seed])
+    return moe, data, test, sum(_learn(moe, data, key, TOKENS, frozen=(False, True)))
+
+
 def tokens_row(key: dict) -> dict:
     """Losses, sparsities by the Gaussian of a token, and the start of the training."""
-    seed, d = key["seed"], 32
-    task = TokenTask(32, d, key["s"], output=key["output"], seed=seed)
-    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
-    moe = TokenMoE(d, 1, 32, expert_layers=1, seeds=[seed, seed])
-    first = _learn(moe, data, key, TOKENS, frozen=(False, True))
-    dense = TokenNets([d, WIDTH, 1], [seed])
+    (moe, data, test, first), seed = _token_mixtures(key), key["seed"]
+    dense = TokenNets([32, WIDTH, 1], [seed])
     _learn(dense, data, key, TOKENS)
     values = dict(zip(("learned", "frozen"), _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
     values |= _sparsities(moe, test.x.flatten(0, 1), test.cluster.flatten(), seed)
-    return _rounded(values | {"first": sum(first)})
+    return _rounded(values | {"first": first})
+
+
+def _sum_mixtures(key: dict) -> tuple[SoftMoE, Sums, Sums, float]:
+    """A learned and a frozen router trained on sums of atoms, the examples, and the first losses."""
+    seed = key["seed"]
+    task = DictionaryTask(key["c"], 32, seed=seed)
+    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
+    moe = SoftMoE(32, 1, 32, expert_layers=1, seeds=[seed, seed])
+    return moe, data, test, sum(_learn(moe, data, key, DICTIONARY, frozen=(False, True)))
 
 
 def dictionary_row(key: dict) -> dict:
@@ -135,17 +154,13 @@ def dictionary_row(key: dict) -> dict:
     `wide` is a softmax over 48 experts, with as many parameters as `heads`, two softmaxes over 32. The numbers of
     experts are those of one input, of the inputs with one atom in common, and of all inputs.
     """
-    seed, d, M = key["seed"], 32, 32
-    task = DictionaryTask(key["c"], d, seed=seed)
-    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
-    moe = SoftMoE(d, 1, M, expert_layers=1, seeds=[seed, seed])
-    first = _learn(moe, data, key, DICTIONARY, frozen=(False, True))
+    (moe, data, test, first), seed = _sum_mixtures(key), key["seed"]
     values = dict(zip(("learned", "frozen"), _loss(moe, test), strict=True))
     others = {
-        "top_two": TopTwoMoE(d, 1, M, expert_layers=1, seeds=[seed]),
-        "heads": HeadedMoE(d, 1, M, seeds=[seed]),
-        "wide": SoftMoE(d, 1, 3 * M // 2, expert_layers=1, seeds=[seed]),
-        "dense": DenseNets([d, WIDTH, 1], [seed]),
+        "top_two": TopTwoMoE(32, 1, 32, expert_layers=1, seeds=[seed]),
+        "heads": HeadedMoE(32, 1, 32, seeds=[seed]),
+        "wide": SoftMoE(32, 1, 48, expert_layers=1, seeds=[seed]),
+        "dense": DenseNets([32, WIDTH, 1], [seed]),
     }
     for name, net in others.items():
         _learn(net, data, key, DICTIONARY)
@@ -155,23 +170,23 @@ def dictionary_row(key: dict) -> dict:
     pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
     values["sparsity_atom"] = average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten())
     values["sparsity_all"] = average_sparsity(pi, one)
-    return _rounded(values | {"first": sum(first)})
+    return _rounded(values | {"first": first})
 
 
-def _start(row, key: dict) -> dict:
-    return {"first": row({**key, "steps": FIRST})["first"]}
+def _start(mixtures, key: dict) -> dict:
+    return _rounded({"first": mixtures({**key, "steps": FIRST})[-1]})
 
 
 def linear_live(key: dict) -> dict:
     """The start of a row's training."""
-    return _rounded({"first": _mixtures({**key, "steps": FIRST})[-1]})
+    return _start(_mixtures, key)
 
 
 def tokens_live(key: dict) -> dict:
     """The start of a row's training."""
-    return _start(tokens_row, key)
+    return _start(_token_mixtures, key)
 
 
 def dictionary_live(key: dict) -> dict:
     """The start of a row's training."""
-    return _start(dictionary_row, key)
+    return _start(_sum_mixtures, key)
