@@ -1,0 +1,192 @@
+"""Linear labels on Gaussians, sequences of tokens, sums of atoms (Dikkala et al. 2023, 3.2, C.2, C.3).
+
+In every row the learned mixture, the frozen one and the dense network have one task, one training set, one test set
+and one order of examples; learned and frozen start from the same weights. A `sharp` router is the frozen one times
+`SHARP`, which makes its gates 0 or 1: it is trained as it is tested when inputs go to the largest gate alone. A loss
+of 1 is that of a constant.
+"""
+
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from moe_theory.measure.sparsity import average_sparsity, shuffled
+from moe_theory.models.gated import HeadedMoE, TopTwoMoE
+from moe_theory.models.soft import DenseNets, SoftMoE
+from moe_theory.models.tokens import TokenMoE, TokenNets
+from moe_theory.tasks.dictionary import DictionaryTask, Sums
+from moe_theory.tasks.gaussians import Examples, GaussianMixture
+from moe_theory.tasks.tokens import Sequences, TokenTask
+from moe_theory.training.batched import losses, train
+
+SEEDS, SMALL, SHARP = range(5), 512, 1_000.0
+#: Examples of a test, and steps that a live recomputation takes.
+N_TEST, FIRST = 4_096, 20
+#: As C.1 has them for Figure 4, SGD with momentum; C.2 and C.3 name no optimizer, and these are ours.
+LINEAR = dict(optimizer="sgd", rate=1e-2, router_rate=1e-1, batch=64)
+TOKENS, DICTIONARY = dict(rate=1e-2, router_rate=1e-2, batch=128), dict(rate=1e-2, router_rate=1e-2, batch=256)
+#: Hidden width of the dense networks: as many parameters as 32 linear experts and their router.
+WIDTH = 64
+
+
+def linear() -> list[dict]:
+    """Figure 4: 64 Gaussians in 24 dimensions, 64 experts of depth 3."""
+    return [dict(k=64, experts=64, n=n, steps=300, seed=seed) for seed in SEEDS for n in (1_024, 16_384)]
+
+
+def longer() -> list[dict]:
+    """Beside Figure 4: the same with many examples, trained on."""
+    return [dict(k=64, experts=64, n=16_384, steps=1000, seed=seed) for seed in SEEDS]
+
+
+def tokens() -> list[dict]:
+    """Tables 1 and 2, and the quadratic output, for which the paper names no length."""
+    cases = [("linear", 4), ("linear", 8), ("linear", 16), ("quadratic", 4)]
+    return [dict(output=o, s=s, n=16_384, steps=1000, seed=seed) for seed in SEEDS for o, s in cases]
+
+
+def dictionary() -> list[dict]:
+    """C.3: 32 and 128 atoms, two in an input, 32 linear experts."""
+    return [dict(c=c, n=32_768, steps=1200, seed=seed) for seed in SEEDS for c in (32, 128)]
+
+
+def smoke(grid: list[dict]) -> list[dict]:
+    """One row with few examples and steps."""
+    return [{**grid[0], "n": SMALL, "steps": FIRST} | ({"k": 4, "experts": 4} if "k" in grid[0] else {})]
+
+
+def _learn(net: nn.Module, data, key: dict, how: dict, *, frozen: tuple[bool, ...] = (False,)) -> list[float]:
+    """Trains the networks of a row; the losses of the first steps, their sum over networks."""
+    R, steps = len(frozen), key["steps"]
+    how = dict(how) if isinstance(net, SoftMoE) else {k: v for k, v in how.items() if k != "router_rate"}
+    course = train(net, [data] * R, steps=steps, seeds=[key["seed"]] * R, frozen=frozen, **how)
+    first = list(islice(course, FIRST))
+    for _ in course:
+        pass
+    return first
+
+
+@torch.no_grad()
+def _loss(net: nn.Module, data, rows: int = 1024) -> list[float]:
+    """Mean squared error of each network with the gates of the training."""
+    R = len(next(net.parameters()))
+    parts = zip(data.x.split(rows), data.y.split(rows), strict=True)
+    total = sum((net(x.expand(R, *x.shape)) - y).square().sum((1, 2)) for x, y in parts)
+    return (total / len(data.y)).tolist()
+
+
+@torch.no_grad()
+def _gates(W: Tensor, x: Tensor) -> Tensor:
+    return (x @ W.T).softmax(-1)
+
+
+def _sparsities(moe: SoftMoE, x: Tensor, cluster: Tensor, seed: int) -> dict:
+    """Of the learned router (the first), the same with its columns shuffled, and the frozen one (the second)."""
+    learned, frozen = moe.router.W[0].detach()[:2, 0]
+    routers = {"sparsity": learned, "sparsity_shuffled": shuffled(learned, seed), "sparsity_frozen": frozen}
+    return {name: average_sparsity(_gates(W, x), cluster) for name, W in routers.items()}
+
+
+def _rounded(values: dict) -> dict:
+    return {name: float(f"{float(v):.5g}") for name, v in values.items()}
+
+
+@torch.no_grad()
+def _sharpen(moe: SoftMoE) -> None:
+    """Multiplies the logits of the last mixture, whose biases are zero at the start."""
+    moe.router.W[-1][-1] *= SHARP
+
+
+def _mixtures(key: dict) -> tuple[SoftMoE, Examples, Examples, float]:
+    """A learned, a frozen and a sharp router trained for Figure 4, the examples, and the first losses."""
+    seed, d = key["seed"], 24
+    task = GaussianMixture(key["k"], d, outputs=1, label="linear", seed=seed)
+    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
+    moe = SoftMoE(d, 1, key["experts"], expert_layers=3, seeds=[seed] * 3)
+    _sharpen(moe)
+    return moe, data, test, sum(_learn(moe, data, key, LINEAR, frozen=(False, True, True)))
+
+
+def linear_row(key: dict) -> dict:
+    """Losses with soft gates, with the largest gate alone (`_routed`) and on examples of the training; sparsities."""
+    (moe, data, test, first), seed = _mixtures(key), key["seed"]
+    dense, names = DenseNets([24, 96, 96, 96, 1], [seed]), ("learned", "frozen", "sharp")
+    _learn(dense, data, key, LINEAR)
+    some = Examples(*(part[:SMALL] for part in data))
+    values = dict(zip(names, _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
+    values |= dict(zip((f"{n}_routed" for n in names), losses(moe, [test] * 3).tolist(), strict=True))
+    values |= dict(zip((f"{n}_train" for n in names), _loss(moe, some), strict=True))
+    return _rounded(values | _sparsities(moe, test.x, test.cluster, seed) | {"first": first})
+
+
+def _token_mixtures(key: dict) -> tuple[TokenMoE, Sequences, Sequences, float]:
+    """A learned and a frozen router trained on sequences, the examples, and the first losses."""
+    seed = key["seed"]
+    task = TokenTask(32, 32, key["s"], output=key["output"], seed=seed)
+    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
+    moe = TokenMoE(32, 1, 32, expert_layers=1, seeds=[seed, seed])
+    return moe, data, test, sum(_learn(moe, data, key, TOKENS, frozen=(False, True)))
+
+
+def tokens_row(key: dict) -> dict:
+    """Losses, sparsities by the Gaussian of a token, and the start of the training."""
+    (moe, data, test, first), seed = _token_mixtures(key), key["seed"]
+    dense = TokenNets([32, WIDTH, 1], [seed])
+    _learn(dense, data, key, TOKENS)
+    values = dict(zip(("learned", "frozen"), _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
+    values |= _sparsities(moe, test.x.flatten(0, 1), test.cluster.flatten(), seed)
+    return _rounded(values | {"first": first})
+
+
+def _sum_mixtures(key: dict) -> tuple[SoftMoE, Sums, Sums, float]:
+    """A learned and a frozen router trained on sums of atoms, the examples, and the first losses."""
+    seed = key["seed"]
+    task = DictionaryTask(key["c"], 32, seed=seed)
+    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
+    moe = SoftMoE(32, 1, 32, expert_layers=1, seeds=[seed, seed])
+    return moe, data, test, sum(_learn(moe, data, key, DICTIONARY, frozen=(False, True)))
+
+
+def dictionary_row(key: dict) -> dict:
+    """Losses of six networks; of the learned softmax how many experts it uses; and the start of its training.
+
+    `wide` is a softmax over 48 experts, with as many parameters as `heads`, two softmaxes over 32. The numbers of
+    experts are those of one input, of the inputs with one atom in common, and of all inputs.
+    """
+    (moe, data, test, first), seed = _sum_mixtures(key), key["seed"]
+    values = dict(zip(("learned", "frozen"), _loss(moe, test), strict=True))
+    others = {
+        "top_two": TopTwoMoE(32, 1, 32, expert_layers=1, seeds=[seed]),
+        "heads": HeadedMoE(32, 1, 32, seeds=[seed]),
+        "wide": SoftMoE(32, 1, 48, expert_layers=1, seeds=[seed]),
+        "dense": DenseNets([32, WIDTH, 1], [seed]),
+    }
+    for name, net in others.items():
+        _learn(net, data, key, DICTIONARY)
+        (values[name],) = _loss(net, test)
+    each, one = torch.arange(len(test.x)), torch.zeros(len(test.x), dtype=torch.long)
+    values |= _sparsities(moe, test.x, each, seed)
+    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
+    values["sparsity_atom"] = average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten())
+    values["sparsity_all"] = average_sparsity(pi, one)
+    return _rounded(values | {"first": first})
+
+
+def _start(mixtures, key: dict) -> dict:
+    return _rounded({"first": mixtures({**key, "steps": FIRST})[-1]})
+
+
+def linear_live(key: dict) -> dict:
+    """The start of a row's training."""
+    return _start(_mixtures, key)
+
+
+def tokens_live(key: dict) -> dict:
+    """The start of a row's training."""
+    return _start(_token_mixtures, key)
+
+
+def dictionary_live(key: dict) -> dict:
+    """The start of a row's training."""
+    return _start(_sum_mixtures, key)
