@@ -101,7 +101,7 @@ def _listed(section: str) -> list[str]:
     return [name for entry in entries if entry for name in entry[1].split(", ")]
 
 
-@pytest.mark.parametrize(("name", "taken", "listed"), _described())
+@pytest.mark.parametrize(("name", "taken", "listed"), [*_described()])
 def test_a_list_of_arguments_has_each_of_them_once_and_no_other(name, taken, listed):
     assert sorted(listed) == sorted(taken), name
 
