@@ -1,5 +1,6 @@
 """Spurious directions: the exact loss, its minima, and the experiment with 240 dimensions."""
 
+import numpy as np
 import pytest
 import torch
 from torch.func import grad
@@ -10,12 +11,15 @@ from moe_theory.theory.spurious import (
     Weights,
     averaged_loss,
     bias_hessian,
+    bump_moments,
     clusters,
     data_loss,
     descend,
     find_minimum,
     gaussian_nodes,
     loss,
+    mode_rates,
+    quartic_minimum,
     relevant_share,
 )
 
@@ -68,6 +72,25 @@ def test_slope_in_spurious_weights_is_curvature_in_the_bias():
     assert torch.allclose(grad(data_loss)(theta, law).W[:, 1:], bias_hessian(theta, law) @ theta.W[:, 1:], atol=1e-6)
 
 
+def test_a_mean_adds_the_slope_of_the_bias():
+    theta, law, m = weights(), points(24), torch.tensor([0.7, -0.4], dtype=torch.float64)
+    moved = law._replace(x=law.x + torch.cat([torch.zeros(1, dtype=torch.float64), m]))
+    slope = grad(data_loss)(theta, moved)
+    expected = bias_hessian(theta, moved) @ theta.W[:, 1:] + torch.outer(slope.b, m)
+    assert torch.allclose(slope.W[:, 1:], expected, atol=1e-6)
+    assert float(torch.outer(slope.b, m).abs().max()) > 1e-3
+    assert float(slope.W.sum(0).abs().max()) < 1e-12
+
+
+def test_the_average_over_z_is_the_sum_over_its_nodes():
+    theta, law = weights(), points(3)
+    small = torch.cat([theta.W[:, :1], 0.8 * theta.W[:, 1:]], 1)
+    z, p = gaussian_nodes(2, 2)
+    each = [data_loss(theta._replace(b=theta.b + 0.5 * theta.W[:, 1:] @ own, W=small), law) for own in z]
+    mean = averaged_loss(theta, law, 1, epsilon=0.2, variance=0.25, nodes=2)
+    assert float(mean) == pytest.approx(float(p @ torch.stack(each)))
+
+
 def test_a_gaussian_is_shrunk_and_filled_up():
     theta, law = weights(), points(20)
     mean = averaged_loss(theta, law, 1, epsilon=0.3, variance=1 - 0.7**2, nodes=10)
@@ -83,6 +106,41 @@ def test_a_minimum_has_no_spurious_weight():
     assert found.slope < 1e-12 and abs(float(found.curvature[0])) < 1e-9 < float(found.curvature[1])
     assert float(found.theta.W[:, 1:].abs().max()) < 1e-10 < float(found.theta.W[:, 0].abs().max())
     assert found.loss == pytest.approx(float(loss(found.theta, points(6), Decay(1e-2, 1e-2))))
+
+
+def test_a_saddle_is_refused():
+    theta = weights()._replace(U=torch.zeros(3, 1, dtype=torch.float64))
+    flat = theta._replace(b=0 * theta.b, W=0 * theta.W)
+    coin = clusters(torch.tensor([[-2.0], [2.0]], dtype=torch.float64), Y[:2], 0, nodes=4, spurious_nodes=1)
+    with pytest.raises(RuntimeError, match="no minimum: the search ended at slope"):
+        find_minimum(flat._replace(W=flat.W[:, :1]), coin, Decay(1e-3, 1e-3))
+
+
+def test_rates_of_the_modes():
+    law = clusters(MEAN, Y, 1, nodes=6, spurious_nodes=8)
+    decay = Decay(1e-2, 1e-2)
+    found = find_minimum(weights()._replace(W=weights().W[:, :2]), law, decay).theta
+    predicted, measured = mode_rates(found, law, decay, rate=0.1, steps=3)
+    assert predicted[0] == pytest.approx(2e-2) and np.all(np.diff(predicted) > 0)
+    assert measured == pytest.approx(predicted, rel=1e-2)
+
+
+def test_the_quartic_keeps_a_coin_and_empties_a_gaussian():
+    b, w = quartic_minimum(np.array([-1.0, 1.0]), np.array([0.5, 0.5]), decay_w=0.2)
+    assert abs(b) < 1e-6 and w**2 == pytest.approx(0.9)
+    z, p = (v.numpy() for v in gaussian_nodes(1, 8))
+    b, w = quartic_minimum(z[:, 0], p, decay_w=0.2)
+    assert abs(w) < 1e-6 and b**2 == pytest.approx(1.0)
+    assert quartic_minimum(z[:, 0], p, decay_w=0.2, decay_b=0.3)[1] ** 2 == pytest.approx(0.3)
+
+
+def test_moments_of_bumps_under_a_gaussian():
+    z, p = (v.numpy() for v in gaussian_nodes(1, 60))
+    of = bump_moments(z[:, 0], p)
+    assert of.shape == (13, 4)
+    assert of[:, 0] == pytest.approx(of[:, 2], abs=1e-6)
+    c = np.linspace(-3, 3, 13)
+    assert of[:, 1] == pytest.approx(c / 2 * np.exp(-(c**2) / 4) / 2**0.5, abs=1e-6)
 
 
 def test_without_training_the_bias_stays():

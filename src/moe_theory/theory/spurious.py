@@ -139,6 +139,9 @@ def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = T
     Args:
         theta: where the search starts; points: the law of the data; decay: the coefficients.
         bias: whether the router's bias is trained too; it stays as it is otherwise.
+
+    Raises:
+        RuntimeError: where the search ends at no minimum, as at a saddle.
     """
     shapes = [t.shape for t in theta]
     fixed = theta.b.numel() if not bias else 0
@@ -160,8 +163,62 @@ def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = T
     v = torch.from_numpy(found.x)
     for _ in range(4):
         v = v - torch.linalg.pinv(hessian(value)(v), rtol=1e-9, hermitian=True) @ slope(v)
-    curvature = torch.linalg.eigvalsh(hessian(value)(v))
-    return Minimum(unpack(v), float(value(v)), float(slope(v).abs().max()), curvature)
+    curvature, left = torch.linalg.eigvalsh(hessian(value)(v)), float(slope(v).abs().max())
+    if not (left <= 1e-9 and curvature[0] >= -1e-9):
+        raise RuntimeError(f"no minimum: the search ended at slope {left:.0e}, smallest curvature {curvature[0]:.0e}")
+    return Minimum(unpack(v), float(value(v)), left, curvature)
+
+
+def mode_rates(
+    theta: Weights, points: Points, decay: Decay, *, rate: float, steps: int, size: float = 1e-3
+) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
+    """Rates at which a small spurious weight vanishes near a minimum: H_i + 2 lambda_1, and those of a descent.
+
+    Args:
+        theta: a minimum; points: the law of the data, the last direction spurious; decay: the coefficients.
+        rate, steps: of a descent on all weights.
+        size: length of the spurious weight, along each eigenvector of H, from which it starts.
+    """
+    eigenvalue, vectors = torch.linalg.eigh(bias_hessian(theta, points))
+    measured = []
+    for v in vectors.T:
+        tilted = theta._replace(W=torch.cat([theta.W[:, :-1], size * v[:, None]], 1))
+        *_, end = descend(tilted, points, decay, rate=rate, steps=steps)
+        left = float(end.W[:, -1] @ v) / size
+        measured.append((1 - left ** (1 / steps)) / rate)
+    return (eigenvalue + 2 * decay.router).numpy(), np.array(measured)
+
+
+def quartic_minimum(
+    x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"], *, decay_w: float, decay_b: float = 0.0
+) -> tuple[float, float]:
+    """The minimum (b, w) of E((b + w x)^2 - 1)^2 + decay_w w^2 + decay_b b^2 that a search from (0.01, 0.6) finds.
+
+    Args:
+        x, p: values of the spurious input, and their probabilities.
+        decay_w, decay_b: lambda_1 and lambda_b.
+    """
+
+    def value_and_slope(v: np.ndarray) -> tuple[float, np.ndarray]:
+        h = v[0] + v[1] * x
+        slope = 4 * p * (h * h - 1) * h
+        value = p @ (h * h - 1) ** 2 + decay_w * v[1] ** 2 + decay_b * v[0] ** 2
+        return value, np.array([slope.sum() + 2 * decay_b * v[0], slope @ x + 2 * decay_w * v[1]])
+
+    b, w = minimize(value_and_slope, (0.01, 0.6), jac=True, method="BFGS", options={"gtol": 1e-10}).x
+    return float(b), float(w)
+
+
+def bump_moments(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Float[np.ndarray, "13 4"]:
+    """E x phi', E phi', E phi'' and E x^2 phi'' for the bumps phi = exp(-(x - c)^2 / 2), c = -3, -2.5, ..., 3.
+
+    Args:
+        x, p: values of the spurious input, and their probabilities.
+    """
+    off = x - np.linspace(-3, 3, 13)[:, None]
+    bump = np.exp(-(off**2) / 2)
+    first, second = -off * bump, (off**2 - 1) * bump
+    return np.stack([first @ (x * p), first @ p, second @ p, second @ (x**2 * p)], 1)
 
 
 def relevant_share(W: Float[Tensor, "*batch M d"], relevant: int) -> Float[Tensor, "*batch"]:
