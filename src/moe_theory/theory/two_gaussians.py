@@ -88,13 +88,15 @@ def pull(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Pull:
     return Pull(4 * rho * (psi @ (law.tau * law.p)) / length, 4 * rho * (psi @ law.p), rho)
 
 
-def by_pairs(law: Law, m: Float[ndarray, ""], s: Float[ndarray, ""], k: Float[ndarray, " N"]) -> Float[np.float64, ""]:
-    """`E[k psi]` with `psi = q' (1 - rho q)` as a mean over pairs of independent copies, for any function k of tau.
+def by_pairs(
+    law: Law, m: Float[ndarray, ""], s: Float[ndarray, ""], weight: Float[ndarray, " N"]
+) -> Float[np.float64, ""]:
+    """`E[k psi]` with `psi = q' (1 - rho q)` as a mean over pairs of independent copies; `weight` is k at the nodes.
 
     `E[k psi] E q^2 = E[(q~ - q)(q~ q' k - q q~' k~)] / 2`.
     """
     q = np.tanh(logits(law, m, s) / 2)
-    one = np.outer((1 - q**2) / 2 * k, q)
+    one = np.outer((1 - q**2) / 2 * weight, q)
     both = (q - q[:, None]) * (one - one.T) / 2
     return law.p @ both @ law.p / (q**2 @ law.p)
 
