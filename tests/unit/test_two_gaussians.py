@@ -6,7 +6,17 @@ from scipy.integrate import quad
 from scipy.special import gammainc
 
 from moe_theory.tasks.two_gaussians import TwoGaussians
-from moe_theory.theory.two_gaussians import joint_flow, noise_law, pull, reduced_flow, reduced_loss, router_path
+from moe_theory.theory.two_gaussians import (
+    by_pairs,
+    joint_drive,
+    joint_flow,
+    noise_law,
+    pull,
+    reduced_flow,
+    reduced_loss,
+    router_path,
+    saddle_exit,
+)
 
 LAWS = [(1, 0.5, 1.0), (2, 0.5, 1.0), (5, 0.9, 0.3), (24, 0.99, 1.0), (3, 2.0, 1.0), (2, math.inf, 0.7)]
 
@@ -60,6 +70,34 @@ def test_the_path_follows_the_drive_and_the_joint_flow_follows_it_for_a_fast_u()
     assert np.gradient(t, m)[5:-1] == pytest.approx((1 / (a * m + b))[5:-1], rel=0.03)
     joint = joint_flow(law, np.array([0.5, 1.0, rho[0], 0.0]), t, ratio=1e4)
     assert joint[0] == pytest.approx(m, rel=1e-2) and joint[2] == pytest.approx(rho, rel=1e-2)
+
+
+def test_pairs_of_copies_give_the_drive():
+    law, m, s = noise_law(3, 0.8, nodes=60), np.array(1.3), np.array(0.7)
+    a, b, rho = pull(law, m, s)
+    assert 4 * rho * by_pairs(law, m, s, np.ones(60)) == pytest.approx(b, rel=1e-9)
+    assert 4 * rho * by_pairs(law, m, s, law.tau) == pytest.approx(a * np.hypot(m, s), rel=1e-9)
+
+
+def test_the_joint_drive_is_the_slope_of_the_loss():
+    law, at = noise_law(3, 0.8), np.array([0.7, 1.1, 0.9, 0.4])
+
+    def loss(state):
+        m, s, beta, gamma = state
+        q = np.tanh((m + math.hypot(m, s) * law.tau) / 2)
+        return 2 * law.p @ ((q * beta - 1) ** 2 + (q * gamma) ** 2)
+
+    steps = 1e-5 * np.eye(4)
+    slopes = [(loss(at - step) - loss(at + step)) / 2e-5 for step in steps]
+    assert joint_drive(law, at, ratio=3.0) == pytest.approx(np.array(slopes) * [1, 1, 3, 3], rel=1e-6)
+
+
+def test_the_exit_from_the_saddle_is_at_an_angle_proportional_to_the_start():
+    law, start = noise_law(2, 0.5, nodes=60), np.array([0.3, 0.9, 0.5, 0.5])
+    far, near = (saddle_exit(law, delta * start, ratio=4.0) for delta in (1e-2, 1e-3))
+    assert far / near == pytest.approx(10, rel=0.05)
+    with pytest.raises(ValueError, match="expected one that leaves the saddle"):
+        saddle_exit(law, -1e-2 * start, ratio=4.0)
 
 
 def test_the_two_clocks_agree():

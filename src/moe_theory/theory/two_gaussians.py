@@ -88,13 +88,26 @@ def pull(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Pull:
     return Pull(4 * rho * (psi @ (law.tau * law.p)) / length, 4 * rho * (psi @ law.p), rho)
 
 
+def by_pairs(
+    law: Law, m: Float[ndarray, ""], s: Float[ndarray, ""], weight: Float[ndarray, " N"]
+) -> Float[np.float64, ""]:
+    """`E[k psi]` with `psi = q' (1 - rho q)` as a mean over pairs of independent copies; `weight` is k at the nodes.
+
+    `E[k psi] E q^2 = E[(q~ - q)(q~ q' k - q q~' k~)] / 2`.
+    """
+    q = np.tanh(logits(law, m, s) / 2)
+    one = np.outer((1 - q**2) / 2 * weight, q)
+    both = (q - q[:, None]) * (one - one.T) / 2
+    return law.p @ both @ law.p / (q**2 @ law.p)
+
+
 def router_path(law: Law, m: Float[ndarray, " T"], s: float) -> Float[ndarray, "2 T"]:
     """The flow `dw/dt = -dL/dw` with u at its optimum: s and the time t at which `<w, z>` has grown to each m.
 
     `<w, z>` never falls, so it serves as the clock: `ds/dm = a s / (a m + b)`, `dt/dm = 1 / (a m + b)`.
 
     Args:
-        law: of the noise, of radius at most 1.
+        law: of the noise, of radius below 1.
         m: increasing; the flow starts at the first.
         s: where the part across z starts.
     """
@@ -126,10 +139,26 @@ def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " 
     return np.stack([m, np.exp(log_s)])
 
 
-def joint_flow(law: Law, start: Float[ndarray, " 4"], times: Float[ndarray, " T"], *, ratio: float):
-    """Gradient flow of both, u `ratio` times as fast as w: rows m, s, beta, gamma at the times.
+def joint_drive(law: Law, state: Float[ndarray, " 4"], *, ratio: float) -> Float[ndarray, " 4"]:
+    """`-dL/dw` along and across z, and `-ratio dL/du` along and across v.
 
-    `u = beta v + ` a vector of length gamma across v; nothing else of u counts.
+    Args:
+        law: of the noise.
+        state: m, s, beta, gamma: `u = beta v + ` a vector of length gamma across v; nothing else of u counts.
+        ratio: of the learning rates, `eta_u / eta_w`.
+    """
+    m, s, beta, gamma = map(np.asarray, state)
+    slope, _, mean, square, _ = _means(law, m, s)
+    psi = slope * (beta - (beta**2 + gamma**2) * np.tanh(logits(law, m, s) / 2))
+    along, across = psi @ law.p, psi @ (law.tau * law.p) / np.hypot(m, s)
+    u = ratio * mean - ratio * square * beta, -ratio * square * gamma
+    return 4 * np.array([along + across * m, across * s, *u])
+
+
+def joint_flow(
+    law: Law, start: Float[ndarray, " 4"], times: Float[ndarray, " T"], *, ratio: float
+) -> Float[ndarray, "4 T"]:
+    """Gradient flow of both, u `ratio` times as fast as w: rows m, s, beta, gamma at the times.
 
     Args:
         law: of the noise.
@@ -140,11 +169,25 @@ def joint_flow(law: Law, start: Float[ndarray, " 4"], times: Float[ndarray, " T"
     check.positive("ratio", ratio)
 
     def drive(_, state):
-        m, s, beta, gamma = map(np.asarray, state)
-        slope, _, mean, square, _ = _means(law, m, s)
-        psi = slope * (beta - (beta**2 + gamma**2) * np.tanh(logits(law, m, s) / 2))
-        along, across = psi @ law.p, psi @ (law.tau * law.p) / np.hypot(m, s)
-        u = ratio * mean - ratio * square * beta, -ratio * square * gamma
-        return 4 * np.array([along + across * m, across * s, *u])
+        return joint_drive(law, state, ratio=ratio)
 
     return solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-12).y
+
+
+def saddle_exit(law: Law, start: Float[ndarray, " 4"], *, ratio: float) -> float:
+    """`tan theta` where the joint flow from a small start has left the saddle: `<w, z>` passes 1/5 going up.
+
+    Args:
+        law: of the noise.
+        start: m, s, beta, gamma, on the side of z: `m + beta / sqrt(ratio) > 0`.
+        ratio: of the learning rates, `eta_u / eta_w`.
+
+    Raises:
+        ValueError: if the flow has not left by the time `12 / sqrt(ratio)`.
+    """
+    times = np.linspace(0, 12, 900) / check.positive("ratio", ratio) ** 0.5
+    m, s, *_ = joint_flow(law, start, times, ratio=ratio)
+    out = np.flatnonzero((m[1:] > 0.2) & (m[:-1] <= 0.2))
+    if not out.size:
+        raise ValueError(f"start: expected one that leaves the saddle towards z by 12 / sqrt(ratio), got {start}")
+    return float(s[out[0] + 1] / m[out[0] + 1])
