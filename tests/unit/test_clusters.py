@@ -23,6 +23,7 @@ def test_a_row_begins_as_live_does_and_every_seed_stands_alone():
     assert all(len(values) == 2 for values in whole.values())
 
 
+@pytest.mark.slow
 def test_a_frozen_router_stays():
     rows = [clusters.row(dict(n=64, frozen=True, steps=steps, seed=7)) for steps in (21, 22)]
     assert rows[0]["norm_ratio"] == rows[1]["norm_ratio"] and rows[0]["weighted"] != rows[1]["weighted"]
