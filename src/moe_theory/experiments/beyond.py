@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.sparsity import average_sparsity, shuffled
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import DenseNets, SoftMoE
@@ -67,13 +68,9 @@ def _learn(net: nn.Module, data, key: dict, how: dict, *, frozen: tuple[bool, ..
     return first
 
 
-@torch.no_grad()
-def _loss(net: nn.Module, data, rows: int = 1024) -> list[float]:
-    """Mean squared error of each network with the gates of the training."""
-    R = len(next(net.parameters()))
-    parts = zip(data.x.split(rows), data.y.split(rows), strict=True)
-    total = sum((net(x.expand(R, *x.shape)) - y).square().sum((1, 2)) for x, y in parts)
-    return (total / len(data.y)).tolist()
+def _loss(net: nn.Module, data) -> list[float]:
+    """Mean squared error of each network with the gates of the training, all on the same data."""
+    return losses(net, [data] * len(next(net.parameters())), weighted=True).tolist()
 
 
 @torch.no_grad()
@@ -86,10 +83,6 @@ def _sparsities(moe: SoftMoE, x: Tensor, cluster: Tensor, seed: int) -> dict:
     learned, frozen = moe.router.W[0].detach()[:2, 0]
     routers = {"sparsity": learned, "sparsity_shuffled": shuffled(learned, seed), "sparsity_frozen": frozen}
     return {name: average_sparsity(_gates(W, x), cluster) for name, W in routers.items()}
-
-
-def _rounded(values: dict) -> dict:
-    return {name: float(f"{float(v):.5g}") for name, v in values.items()}
 
 
 @torch.no_grad()
@@ -117,7 +110,7 @@ def linear_row(key: dict) -> dict:
     values = dict(zip(names, _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
     values |= dict(zip((f"{n}_routed" for n in names), losses(moe, [test] * 3).tolist(), strict=True))
     values |= dict(zip((f"{n}_train" for n in names), _loss(moe, some), strict=True))
-    return _rounded(values | _sparsities(moe, test.x, test.cluster, seed) | {"first": first})
+    return rounded(values | _sparsities(moe, test.x, test.cluster, seed) | {"first": first}, 5)
 
 
 def _token_mixtures(key: dict) -> tuple[TokenMoE, Sequences, Sequences, float]:
@@ -136,7 +129,7 @@ def tokens_row(key: dict) -> dict:
     _learn(dense, data, key, TOKENS)
     values = dict(zip(("learned", "frozen"), _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
     values |= _sparsities(moe, test.x.flatten(0, 1), test.cluster.flatten(), seed)
-    return _rounded(values | {"first": first})
+    return rounded(values | {"first": first}, 5)
 
 
 def _sum_mixtures(key: dict) -> tuple[SoftMoE, Sums, Sums, float]:
@@ -170,11 +163,11 @@ def dictionary_row(key: dict) -> dict:
     pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
     values["sparsity_atom"] = average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten())
     values["sparsity_all"] = average_sparsity(pi, one)
-    return _rounded(values | {"first": first})
+    return rounded(values | {"first": first}, 5)
 
 
 def _start(mixtures, key: dict) -> dict:
-    return _rounded({"first": mixtures({**key, "steps": FIRST})[-1]})
+    return rounded({"first": mixtures({**key, "steps": FIRST})[-1]}, 5)
 
 
 def linear_live(key: dict) -> dict:

@@ -6,17 +6,18 @@ first steps again.
 """
 
 import itertools
-import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.measure.sparsity import average_sparsity, norm_ratio, shuffled
 from moe_theory.models.soft import DenseNets, SoftMoE
 from moe_theory.tasks.gaussians import Examples, GaussianMixture
 from moe_theory.training.batched import losses, train
 
 SEEDS, SIZES, N_TEST, BATCH = range(5), (256, 1024, 4096, 16384), 4096, 64
+DIGITS = 5  # significant, of stored losses
 K, D, OUTPUTS, WIDTH, DEPTH = 64, 24, 10, 96, 3
 EARLY = {"constant": 200, "mlp": 20}  # steps after which `early` is measured
 RATES = {"constant": dict(rate=3.2e-4, router_rate=3.2e-3), "mlp": dict(rate=1e-2, router_rate=1e-1, optimizer="sgd")}
@@ -86,7 +87,7 @@ def trained(key: dict, until: int | None = None) -> tuple[nn.Module, list[Exampl
     steps = train(networks, examples, steps=until or key["steps"], batch=BATCH, seeds=seeds, **how)
     for _ in itertools.islice(steps, EARLY[kind]):
         pass
-    early = rounded(losses(networks, test))
+    early = rounded(losses(networks, test), DIGITS)
     for _ in steps:
         pass
     return networks, examples, test, early
@@ -101,12 +102,15 @@ def row(key: dict) -> dict:
     networks, examples, test, early = trained(key)
     values = {
         "early": early,
-        "routed": rounded(losses(networks, test)),
-        "routed_train": rounded(losses(networks, examples)),
+        "routed": rounded(losses(networks, test), DIGITS),
+        "routed_train": rounded(losses(networks, examples), DIGITS),
     }
     if isinstance(networks, DenseNets):
         return values
-    values |= {"weighted": weighted(networks, test), "weighted_train": weighted(networks, examples)}
+    values |= {
+        "weighted": rounded(losses(networks, test, weighted=True), DIGITS),
+        "weighted_train": rounded(losses(networks, examples, weighted=True), DIGITS),
+    }
     with torch.no_grad():
         x = torch.stack([part.x for part in test])
         pi, used = networks.probabilities(x), networks.chosen(x)
@@ -124,16 +128,3 @@ def row(key: dict) -> dict:
 def live(key: dict) -> dict:
     """The test losses after the first steps."""
     return {"early": trained(key, EARLY["constant" if "start" in key else "mlp"])[-1]}
-
-
-@torch.no_grad()
-def weighted(networks: SoftMoE, parts: list[Examples]) -> list[float]:
-    """Mean squared error of each mixture with its experts weighted by the gates."""
-    x, y = (torch.stack([getattr(part, name) for part in parts]) for name in ("x", "y"))
-    errors = [(networks(a) - b).square().mean(2) for a, b in zip(x.split(512, 1), y.split(512, 1), strict=True)]
-    return rounded(torch.cat(errors, 1).mean(1))
-
-
-def rounded(values: Tensor) -> list[float]:
-    """With five significant digits."""
-    return [0.0 if v == 0 else round(v, 4 - math.floor(math.log10(abs(v)))) for v in values.tolist()]

@@ -10,6 +10,7 @@ last three groups of the grid change one of these choices at a time.
 import torch
 from torch import Tensor
 
+from moe_theory.experiments.registry import rounded
 from moe_theory.models.soft import SoftMoE
 from moe_theory.tasks.gaussians import GaussianMixture
 from moe_theory.theory.spurious import relevant_share
@@ -67,7 +68,7 @@ def row(key: dict) -> dict:
             course.append(measured(network, test))
     columns = zip(*course, strict=True)
     return dict(zip(("relevant", "spurious", "loss"), map(list, columns), strict=True)) | {
-        "separation": float(f"{task.separation:.6g}")
+        "separation": rounded(task.separation, 6)
     }
 
 
@@ -76,7 +77,7 @@ def measured(network: SoftMoE, test) -> tuple[float, float, float]:
     W: Tensor = network.router.W[0].detach()[0, 0]
     total = float(W.double().square().sum())
     relevant = float(relevant_share(W.double(), RELEVANT)) * total
-    return tuple(float(f"{v:.6g}") for v in (relevant, total - relevant, float(losses(network, [test])[0])))
+    return tuple(rounded([relevant, total - relevant, float(losses(network, [test])[0])], 6))
 
 
 def live(key: dict) -> dict:

@@ -31,7 +31,7 @@ class Components(NamedTuple):
     rest: Float[Tensor, " K"]
 
 
-class Linear(NamedTuple):
+class BestLinear(NamedTuple):
     """The best linear function `a.x + b`: its mean squared error, and the variance of the label."""
 
     a: Float[Tensor, " d"]
@@ -81,7 +81,7 @@ def of_subspaces(task: SubspaceTask) -> Components:
     return Components(P.new_zeros(inside.shape), P + _same(square, len(P[0])), a / task.scale, zero, rest)
 
 
-def best_linear(parts: Components) -> Linear:
+def best_linear(parts: Components) -> BestLinear:
     """Solves the normal equations `Cov(x) a = Cov(x, y)` from the moments of the components."""
     mean, S, a, offset, rest = parts
     y = (a * mean).sum(1) + offset
@@ -91,7 +91,7 @@ def best_linear(parts: Components) -> Linear:
     cov_xy = (Sa + mean * y[:, None]).mean(0) - x_bar * y_bar
     variance = (y.square() + (a * Sa).sum(1) + rest).mean() - y_bar**2
     best = torch.linalg.solve(cov_x, cov_xy)
-    return Linear(best, float(y_bar - best @ x_bar), float(variance - best @ cov_xy), float(variance))
+    return BestLinear(best, float(y_bar - best @ x_bar), float(variance - best @ cov_xy), float(variance))
 
 
 def posterior(parts: Components, x: Float[Tensor, "n d"]) -> Float[Tensor, "n K"]:

@@ -48,7 +48,8 @@ def train(
         frozen: R of them, whose routers stay as they are.
 
     Raises:
-        ValueError: for numbers of data sets, seeds, coefficients that differ, or an argument outside its range.
+        ValueError: for numbers of data sets, seeds, coefficients that differ, an argument outside its range, or decay
+            or frozen routers where there are none.
     """
     R = len(next(networks.parameters()))
     given = {"data": data, "seeds": seeds, "decay": decay, "frozen": frozen}
@@ -59,6 +60,8 @@ def train(
     check.integer("batch", batch, 1)
     routers = list(networks.router.parameters()) if isinstance(networks, SoftMoE) else []
     groups = [{"params": routers, "lr": check.positive("router_rate", router_rate)}] if routers else []
+    if not routers and (any(decay or ()) or any(frozen or ())):
+        raise ValueError("decay, frozen: expected none for networks without a router")
     rest = [p for p in networks.parameters() if all(p is not own for own in routers)]
     groups.append({"params": rest, "lr": check.positive("rate", rate)})
     hold = torch.tensor([*map(bool, frozen or [False] * R)], device=rest[0].device)
@@ -68,14 +71,16 @@ def train(
     def loss(some: tuple[Tensor, Tensor]) -> Tensor:
         x, y = some
         total = (networks(x) - y).square().mean((1, 2)).sum()
-        if decay is None:
+        if not any(decay or ()):
             return total
         return total + sum((penalty * W.square().flatten(1).sum(1)).sum() for W in networks.router.W)
 
     how = OPTIMIZERS[check.choice("optimizer", optimizer, OPTIMIZERS)](groups)
-    yield from fit(loss, batches(data, steps, batch, seeds), how)
-    for handle in handles:
-        handle.remove()
+    try:
+        yield from fit(loss, batches(data, steps, batch, seeds), how)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _beside(hold: Tensor, g: Tensor) -> Tensor:
@@ -102,14 +107,18 @@ def batches(
 
 
 @torch.no_grad()
-def losses(networks: nn.Module, data: Sequence[Examples], rows: int = 500) -> Float[Tensor, " R"]:
-    """Mean squared error of each network on data of its own, every input sent to one expert.
+def losses(
+    networks: nn.Module, data: Sequence[Examples], *, weighted: bool = False, rows: int = 500
+) -> Float[Tensor, " R"]:
+    """Mean squared error of each network on data of its own, every input sent to one expert, or as in training.
 
     Args:
         networks: R of them, a `moe_theory.models.soft.SoftMoE` or `DenseNets`.
         data: R data sets of one size.
+        weighted: whether the experts are weighted by the gates, as in training.
         rows: examples at a time.
     """
     x, y = (torch.stack([getattr(part, name) for part in data]) for name in ("x", "y"))
+    answer = networks if weighted else networks.routed
     parts = zip(x.split(rows, 1), y.split(rows, 1), strict=True)
-    return sum((networks.routed(a) - b).square().sum((1, 2)) for a, b in parts) / y[0].numel()
+    return sum((answer(a) - b).square().sum((1, 2)) for a, b in parts) / y[0].numel()
