@@ -83,7 +83,7 @@ def test_pairs_of_copies_give_the_drive():
 def test_the_joint_loss_is_the_reduced_one_where_u_is_at_its_optimum():
     law, m, s = noise_law(3, 0.8), np.array(0.7), np.array(1.1)
     best = joint_loss(law, np.array([m, s, pull(law, m, s).rho, 0.0]))
-    assert best == pytest.approx(reduced_loss(law, m, s), rel=1e-12)
+    assert best == pytest.approx(reduced_loss(law, m[None], s[None])[0], rel=1e-12)
     square = np.tanh((m + np.hypot(m, s) * law.tau) / 2) ** 2 @ law.p
     for aside in ([0.3, 0.0], [0.0, 0.3]):
         state = np.array([m, s, pull(law, m, s).rho + aside[0], aside[1]])
