@@ -10,6 +10,7 @@ from moe_theory.theory.two_gaussians import (
     by_pairs,
     joint_drive,
     joint_flow,
+    joint_loss,
     noise_law,
     pull,
     reduced_flow,
@@ -79,16 +80,21 @@ def test_pairs_of_copies_give_the_drive():
     assert 4 * rho * by_pairs(law, m, s, law.tau) == pytest.approx(a * np.hypot(m, s), rel=1e-9)
 
 
+def test_the_joint_loss_is_the_reduced_one_where_u_is_at_its_optimum():
+    law, m, s = noise_law(3, 0.8), np.array(0.7), np.array(1.1)
+    best = joint_loss(law, np.array([m, s, pull(law, m, s).rho, 0.0]))
+    assert best == pytest.approx(reduced_loss(law, m[None], s[None])[0], rel=1e-12)
+    square = np.tanh((m + np.hypot(m, s) * law.tau) / 2) ** 2 @ law.p
+    for aside in ([0.3, 0.0], [0.0, 0.3]):
+        state = np.array([m, s, pull(law, m, s).rho + aside[0], aside[1]])
+        assert joint_loss(law, state) == pytest.approx(best + 2 * square * 0.09, rel=1e-12)
+
+
 def test_the_joint_drive_is_the_slope_of_the_loss():
     law, at = noise_law(3, 0.8), np.array([0.7, 1.1, 0.9, 0.4])
 
-    def loss(state):
-        m, s, beta, gamma = state
-        q = np.tanh((m + math.hypot(m, s) * law.tau) / 2)
-        return 2 * law.p @ ((q * beta - 1) ** 2 + (q * gamma) ** 2)
-
     steps = 1e-5 * np.eye(4)
-    slopes = [(loss(at - step) - loss(at + step)) / 2e-5 for step in steps]
+    slopes = [(joint_loss(law, at - step) - joint_loss(law, at + step)) / 2e-5 for step in steps]
     assert joint_drive(law, at, ratio=3.0) == pytest.approx(np.array(slopes) * [1, 1, 3, 3], rel=1e-6)
 
 

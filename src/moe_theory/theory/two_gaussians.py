@@ -139,6 +139,13 @@ def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " 
     return np.stack([m, np.exp(log_s)])
 
 
+def joint_loss(law: Law, state: Float[ndarray, " 4"]) -> float:
+    """`L(u, w) = 2 E |q u - v|^2` at m, s, beta, gamma, the state of `joint_drive`."""
+    m, s, beta, gamma = map(np.asarray, state)
+    q = np.tanh(logits(law, m, s) / 2)
+    return float(2 * law.p @ ((q * beta - 1) ** 2 + (q * gamma) ** 2))
+
+
 def joint_drive(law: Law, state: Float[ndarray, " 4"], *, ratio: float) -> Float[ndarray, " 4"]:
     """`-dL/dw` along and across z, and `-ratio dL/du` along and across v.
 
