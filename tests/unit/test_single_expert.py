@@ -118,7 +118,7 @@ def test_blind_experts_attain_their_bound_whatever_the_laws(K, seed):
 
 
 def test_the_blind_network_does_not_see_the_centres():
-    task = PatchTask(P=3, d=8, alpha=(1, 2), gamma=(1.5, 3))
+    task = PatchTask(P=3, d=8, alpha=(1.0, 2.0), gamma=(1.5, 3.0))
     batch = task.sample(4000, 9, torch.float64)
     with torch.no_grad():
         sees, blind = witness_cnn(task, 1e-4), witness_cnn(task, 1e-4, blind=True)

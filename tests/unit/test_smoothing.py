@@ -195,12 +195,14 @@ def test_bad_arguments_are_named(arguments, name):
 
 @pytest.mark.parametrize("M", [2, 3, 4, 7, 32])
 def test_total_variation_at_a_tie(M):
-    """By automatic differentiation, the best of all ways to move logits by +-D; no logits do better than the bound."""
+    """The best of all ways to move tied logits by +-D, by difference quotients; no logits do better than the bound."""
     like = dict(generator=torch.Generator().manual_seed(M), dtype=torch.float64)
     logits = torch.cat([torch.zeros(1, M, dtype=torch.float64), 0.3 * torch.rand(3, M, **like)])
     moves = torch.rand(200, M, **like).round() * 2 - 1
     moves[0, : M // 2], moves[0, M // 2 :] = 1, -1
-    for at, h in enumerate(logits):
-        slopes = torch.autograd.functional.jacobian(route_probabilities, h) @ moves.T
-        most = float(slopes.abs().sum(0).max()) / 2
-        assert most <= 2 * (M // 2) + 1e-9 if at else most == pytest.approx(tie_variation(M), abs=1e-9)
+    tie, *others = (
+        float((route_probabilities(h + 1e-6 * moves) - route_probabilities(h)).abs().sum(1).max()) / 2e-6
+        for h in logits
+    )
+    assert tie == pytest.approx(tie_variation(M), rel=1e-4)
+    assert max(others) <= 2 * (M // 2) + 1e-6
