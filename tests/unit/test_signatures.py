@@ -33,6 +33,7 @@ BY_POSITION = {
     "theory/estimators:two_steps": ["seed"],
     "theory/fisher:standard_errors": ["expert"],
     "theory/router_gradient:logit_jacobian": ["noise"],
+    "theory/single_expert:best_additive_accuracy": ["K"],
     "theory/tanh_blocks:two_blocks": ["seed"],
     "theory/uniform_stability:exact_stability": ["batch"],
     "training/least_squares:least_squares": ["expert"],

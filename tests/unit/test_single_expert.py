@@ -15,6 +15,7 @@ from moe_theory.theory.single_expert import (
     error_floor,
     four_points,
     tight_witness,
+    without_centers,
     witness_cnn,
     witness_margins,
 )
@@ -105,6 +106,30 @@ def test_ceiling(alpha, gamma, best):
 def test_integer_program_finds_the_bound(p, q, K):
     p, q = np.array(p), np.array(q)
     assert best_additive_accuracy(p, q, K) == pytest.approx(1 - error_floor(p, q), abs=1e-9)
+
+
+@pytest.mark.parametrize(("K", "seed"), [(2, 0), (2, 1), (3, 2), (4, 3)])
+def test_blind_experts_attain_their_bound_whatever_the_laws(K, seed):
+    """Among them are laws of three ratios at K = 3, where experts that see centres stay below theirs."""
+    p, q = np.random.default_rng(seed).dirichlet((2, 2, 2), 2)
+    bound = 1 - error_floor(p, q, blind=True)
+    assert best_additive_accuracy(p, q, K, blind=True) == pytest.approx(bound, abs=1e-6)
+    assert 1 - bound == pytest.approx(2 * error_floor(p, q), abs=1e-15)
+
+
+def test_the_blind_network_does_not_see_the_centres():
+    task = PatchTask(P=3, d=8, alpha=(1.0, 2.0), gamma=(1.5, 3.0))
+    batch = task.sample(4000, 9, torch.float64)
+    with torch.no_grad():
+        sees, blind = witness_cnn(task, 1e-4), witness_cnn(task, 1e-4, blind=True)
+        assert torch.allclose(without_centers(blind, task, batch), blind(batch.x))
+        b = tight_witness(task.K)[1]
+        moved = sees(batch.x) - without_centers(sees, task, batch)
+        assert torch.allclose(moved, b[batch.cluster] - b.mean())
+        reached = float((batch.y * blind(batch.x) > 0).double().mean())
+    best = ceiling(task.alpha, task.gamma, blind=True)
+    assert best == pytest.approx(1 - 2 * (1 - ceiling(task.alpha, task.gamma)))
+    assert abs(reached - best) < 4 * (best * (1 - best) / 4000) ** 0.5
 
 
 @pytest.mark.slow

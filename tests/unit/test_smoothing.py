@@ -9,7 +9,13 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from moe_theory.theory import smoothing
-from moe_theory.theory.smoothing import gaussian_constant, kappa, local_lipschitz, route_probabilities
+from moe_theory.theory.smoothing import (
+    gaussian_constant,
+    kappa,
+    local_lipschitz,
+    route_probabilities,
+    tie_variation,
+)
 
 LAWS = ("uniform", "gaussian")
 logits = st.lists(st.floats(-3, 3), min_size=1, max_size=12)
@@ -185,3 +191,18 @@ def test_bad_arguments_are_named(arguments, name):
     for function in (route_probabilities, local_lipschitz):
         with pytest.raises(ValueError, match=f"^{name}: expected"):
             function(*arguments)
+
+
+@pytest.mark.parametrize("M", [2, 3, 4, 7, 32])
+def test_total_variation_at_a_tie(M):
+    """The best of all ways to move tied logits by +-D, by difference quotients; no logits do better than the bound."""
+    like = dict(generator=torch.Generator().manual_seed(M), dtype=torch.float64)
+    logits = torch.cat([torch.zeros(1, M, dtype=torch.float64), 0.3 * torch.rand(3, M, **like)])
+    moves = torch.rand(200, M, **like).round() * 2 - 1
+    moves[0, : M // 2], moves[0, M // 2 :] = 1, -1
+    tie, *others = (
+        float((route_probabilities(h + 1e-6 * moves) - route_probabilities(h)).abs().sum(1).max()) / 2e-6
+        for h in logits
+    )
+    assert tie == pytest.approx(tie_variation(M), rel=1e-4)
+    assert max(others) <= 2 * (M // 2) + 1e-6

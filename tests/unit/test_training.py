@@ -143,6 +143,20 @@ def test_single_expert_improves_and_reports_its_history():
 SMALL = PatchTask(K=2, d=8).sample(20, 0)
 
 
+def test_a_released_training_ends_at_the_first_loss_that_has_risen():
+    """Its history up to there is that of a training to the end, whose later losses show that no earlier one ends it."""
+    much = dict(activation="celu", filters=16, input_scale=10, learning_rate=0.1, seed=1, record_every=1)
+    whole = train_single_expert(SMALL, SMALL, epochs=120, **much)[1]
+    losses = [h["loss"] for h in whole]
+    risen = [t for t in range(len(losses)) if t > 20 and losses[t] > min(losses[:t]) + 0.02]
+    first = risen[0]  # a loss after so many steps
+    assert first > 21, "not at once"
+    _, history = train_single_expert(SMALL, SMALL, epochs=120, stop_after=20, **much)
+    assert [h["epoch"] for h in history] == list(range(1, first + 2)) and history[:-1] == whole[:first]
+    assert history[-1]["loss"] == losses[first] and history[-1]["test"] == whole[first - 1]["test"], "no step is taken"
+    assert train_single_expert(SMALL, SMALL, epochs=120, stop_after=119, **much)[1] == whole
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
@@ -157,6 +171,7 @@ SMALL = PatchTask(K=2, d=8).sample(20, 0)
         (lambda: train_patch_moe(SMALL, SMALL, steps=1, balance=-0.1), "balance"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", filters=3), "filters"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", epochs=0), "epochs"),
+        (lambda: train_single_expert(SMALL, SMALL, activation="relu", stop_after=-1), "stop_after"),
         (lambda: LinearRouter(0, 3), "d"),
         (lambda: top1_noisy(torch.tensor([[0.0, float("nan")]])), "h"),
     ],

@@ -5,6 +5,7 @@ from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training.single import train_single_expert
 
 N, FILTERS, EPOCHS, PREFIX = 16_000, 128, 800, 40
+RELEASED = dict(epochs=801, stop_after=500)  # the notebooks that come with Tables 7 and 8
 
 
 def grid() -> list[dict]:
@@ -34,12 +35,23 @@ def wide() -> list[dict]:
     ]
 
 
+def released() -> list[dict]:
+    """Tables 7 and 8 by the released protocol, ten seeds: a smaller rate for linear experts, and an early stop."""
+    return [
+        dict(setting=setting, activation=activation, input_scale=10, seed=seed, n=N, filters=FILTERS)
+        | dict(learning_rate=0.001 if activation == "linear" else 0.01, **RELEASED)
+        for seed in range(10)
+        for setting in ("table 7", "setting 1", "setting 2")
+        for activation in ACTIVATIONS
+    ]
+
+
 def smoke(grid: list[dict]) -> list[dict]:
     """The first rows of a grid with few examples and epochs."""
     return [{**key, "n": 200, "epochs": PREFIX} for key in grid[:3]]
 
 
-def _train(key: dict, epochs: int) -> list[dict]:
+def _train(key: dict, epochs: int, **protocol) -> list[dict]:
     task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     return train_single_expert(
@@ -50,6 +62,7 @@ def _train(key: dict, epochs: int) -> list[dict]:
         epochs=epochs,
         input_scale=key["input_scale"],
         seed=key["seed"],
+        **protocol,
     )[1]
 
 
@@ -76,3 +89,27 @@ def row(key: dict) -> dict:
 def live(key: dict) -> dict:
     """The first PREFIX epochs of a row, at its full size: loss and test accuracy there."""
     return _prefix(_train(key, PREFIX))
+
+
+def _released(key: dict, epochs: int) -> list[dict]:
+    protocol = dict(learning_rate=key["learning_rate"], stop_after=key["stop_after"])
+    return _train(key, epochs, record_every=20, **protocol)
+
+
+def released_row(key: dict) -> dict:
+    """The epoch that ended the training, accuracies in percent there, and test accuracy every 20 epochs until then."""
+    history = _released(key, key["epochs"])
+    last = history[-1]
+    return dict(
+        last_epoch=last["epoch"],
+        final_test=round(100 * last["test"], 4),
+        final_train=round(100 * last["train"], 4),
+        final_loss=round(last["loss"], 6),
+        curve=[round(100 * h["test"], 4) for h in history if h["epoch"] % 20 == 0],
+        **_prefix(history),
+    )
+
+
+def released_live(key: dict) -> dict:
+    """The first PREFIX epochs of a released row, at its full size: loss and test accuracy there."""
+    return _prefix(_released(key, PREFIX))

@@ -3,7 +3,8 @@
 On the patch task such an expert sees an example of cluster k as `F = f(y alpha v_k) + f(beta c_k) +
 f(epsilon gamma v_k') + sum f(noise)`. Theorem 4.1 bounds its accuracy by 7/8 when alpha and gamma
 share a law; here are the witness that attains 7/8 for every K, the exact optimum for uniform laws
-that differ, and a search that needs no proof to find the optimum on a grid of strengths.
+that differ, and a search that needs no proof to find the optimum on a grid of strengths. An expert is
+blind (to centres) if f(beta c_k) is the same for all k; twice the error is then the least.
 """
 
 import itertools
@@ -80,11 +81,11 @@ def witness_margins(w: Float[Tensor, " K"], f_center: Float[Tensor, " K"]) -> Fl
     return margin
 
 
-def ceiling(alpha: tuple[float, float], gamma: tuple[float, float]) -> float:
+def ceiling(alpha: tuple[float, float], gamma: tuple[float, float], *, blind: bool = False) -> float:
     """The best accuracy of any additive expert when alpha and gamma are uniform on two intervals.
 
     `1 - P(alpha in I) P(gamma in I) / 8` with I the overlap of the intervals: 7/8 for equal laws,
-    0.925 in settings 1 and 2, 1 for disjoint ones.
+    0.925 in settings 1 and 2, 1 for disjoint ones. Blind to centres: 3/4, 0.85 and 1.
 
     Raises:
         ValueError: if an argument is not a pair (low, high) with 0 < low < high.
@@ -94,19 +95,22 @@ def ceiling(alpha: tuple[float, float], gamma: tuple[float, float]) -> float:
         if low == high:
             raise ValueError(f"{name}: expected low < high, got {value!r}")
     overlap = max(0.0, min(alpha[1], gamma[1]) - max(alpha[0], gamma[0]))
-    return 1 - overlap**2 / (8 * (alpha[1] - alpha[0]) * (gamma[1] - gamma[0]))
+    return 1 - overlap**2 / (8 * (alpha[1] - alpha[0]) * (gamma[1] - gamma[0])) * (1 + blind)
 
 
-def error_floor(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"]) -> float:
+def error_floor(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], *, blind: bool = False) -> float:
     """Lower bound on the error of any additive expert, strengths on a grid with laws p and q.
 
     `1/8 sum_{a,b} min(p_a q_b, p_b q_a) = (1 - TV(p x q, q x p)) / 8`; 1/8 for p = q (Theorem 4.1).
+    Twice that for experts blind to centres, which some of them attain.
     """
     forward = np.outer(p, q)
-    return float(np.minimum(forward, forward.T).sum() / 8)
+    return float(np.minimum(forward, forward.T).sum() / 8 * (1 + blind))
 
 
-def best_additive_accuracy(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2) -> float:
+def best_additive_accuracy(
+    p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"], K: int = 2, *, blind: bool = False
+) -> float:
     """The best accuracy of any additive expert on a grid of strengths, by mixed-integer programming.
 
     The unknowns are f(s_i v_k), f(-s_i v_k), f(c_k) and, for each configuration of the data, whether
@@ -116,6 +120,7 @@ def best_additive_accuracy(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"
     Args:
         p, q: laws of alpha and gamma on the grid.
         K: number of clusters, at least 2.
+        blind: whether f(c_k) has to be the same for all k.
 
     Raises:
         ValueError: for a K below 2, or what are not two laws on one grid.
@@ -141,7 +146,7 @@ def best_additive_accuracy(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"
     rising = np.diff(np.eye(signals + K + n)[signals : signals + K], axis=0)
     found = milp(
         np.concatenate([np.zeros(signals + K), -np.array(weights)]),
-        constraints=[rule, LinearConstraint(rising, lb=0)],
+        constraints=[rule, LinearConstraint(rising, lb=0, ub=0 if blind else np.inf)],
         integrality=np.concatenate([np.zeros(signals + K), np.ones(n)]),
         bounds=Bounds(
             np.concatenate([np.full(signals + K, -LARGEST), np.zeros(n)]),
@@ -153,7 +158,7 @@ def best_additive_accuracy(p: Float[np.ndarray, " S"], q: Float[np.ndarray, " S"
     return float(-found.fun)
 
 
-def witness_cnn(task: PatchTask, width: float = 0.05) -> PatchCNN:
+def witness_cnn(task: PatchTask, width: float = 0.05, *, blind: bool = False) -> PatchCNN:
     """A two-layer ReLU patch CNN whose accuracy approaches `ceiling` as width -> 0 and d -> infinity.
 
     Its response to a label signal of strength s is a staircase: w_k of `tight_witness` where alpha
@@ -163,6 +168,7 @@ def witness_cnn(task: PatchTask, width: float = 0.05) -> PatchCNN:
     Args:
         task: supplies signals and strength laws.
         width: of a ramp, in units of strength, > 0.
+        blind: leaves out the filters on centres, which leaves the best network blind to centres.
     """
     check.positive("width", width)
     w, f_center = tight_witness(task.K)
@@ -179,8 +185,15 @@ def witness_cnn(task: PatchTask, width: float = 0.05) -> PatchCNN:
         jumps = np.diff([level(s, float(w[k])) for s in middles])
         for edge, jump in zip(edges, jumps, strict=True):
             filters += _ramp(task.v[k], edge, jump, width, 1) + _ramp(-task.v[k], edge, jump, width, -1)
-        filters += _ramp(task.c[k], task.beta[0], float(f_center[k]), width, 1)
+        filters += [] if blind else _ramp(task.c[k], task.beta[0], float(f_center[k]), width, 1)
     return _relu_cnn(filters)
+
+
+def without_centers(F: PatchCNN, task: PatchTask, batch: PatchBatch) -> Float[Tensor, " n"]:
+    """What an additive expert answers once its response to the centre, `f(beta c_k)`, is its mean over all k."""
+    centers = batch.beta[:, None, None] * task.c.to(batch.x)
+    response = F(centers.flatten(0, 1)[:, None]).reshape(len(batch), task.K)
+    return F(batch.x) + response.mean(1) - response.gather(1, batch.cluster[:, None])[:, 0]
 
 
 def _ramp(direction: Tensor, edge: float, jump: float, width: float, sign: int) -> list[tuple[Tensor, float, float]]:

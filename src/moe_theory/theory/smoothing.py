@@ -230,6 +230,15 @@ def _smooth_slopes(h: Float[Tensor, "n M"], law: _Law) -> Float[Tensor, "n M"]:
     return _integrals(h, law, lambda z: 2 * z * law.density(z))
 
 
+def tie_variation(experts: int) -> float:
+    """Total variation over `kappa D` for small D, half of M tied logits up by D and half down, uniform noise.
+
+    `2 floor(M/2) ceil(M/2) / (M - 1)`, between half of and all of the `2 floor(M/2)` that no move exceeds.
+    """
+    M = check.integer("experts", experts, 2)
+    return 2 * (M // 2) * (M - M // 2) / (M - 1)
+
+
 def gaussian_constant(experts: int) -> tuple[float, float]:
     """The largest local Lipschitz constant found for N(0, 1) noise: an expert against M - 1 equal ones.
 
