@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from moe_theory.experiments import beyond
 from moe_theory.measure.sparsity import average_sparsity
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import SoftMoE
@@ -114,14 +113,6 @@ def test_gates_of_other_kinds():
     assert torch.allclose(moe(x), expected, atol=1e-6)
 
 
-def test_a_sharp_router_answers_with_one_expert():
-    moe = SoftMoE(4, 1, 6, expert_layers=1, seeds=(1, 1))
-    x = torch.randn(1, 50, 4, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1)
-    beyond._sharpen(moe)
-    assert (moe.probabilities(x)[1].amax(-1) > 0.98).float().mean() > 0.95
-    assert torch.equal(moe.chosen(x)[0], moe.chosen(x)[1])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -142,6 +133,14 @@ def test_a_sharp_router_answers_with_one_expert():
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_atoms_of_an_input_are_estimated_by_least_squares():
+    task = DictionaryTask(6, 4, seed=5)
+    b = task.sample(60_000, 1, **F64)
+    present = torch.zeros(len(b.x), 6, **F64).scatter(1, b.atoms, 1.0)
+    fitted = torch.linalg.lstsq(b.x, present).solution
+    assert (exact.atoms_in(task) - fitted).norm() < 0.02 * fitted.norm()
 
 
 def test_the_sparsity_of_a_random_router_is_that_of_many_draws():

@@ -1,9 +1,7 @@
-"""Linear labels on Gaussians, sequences of tokens, sums of atoms (Dikkala et al. 2023, 3.2, C.2, C.3).
+"""Sequences of tokens and sums of atoms (Dikkala et al. 2023, C.2 and C.3).
 
 In every row the learned mixture, the frozen one and the dense network have one task, one training set, one test set
-and one order of examples; learned and frozen start from the same weights. A `sharp` router is the frozen one times
-`SHARP`, which makes its gates 0 or 1: it is trained as it is tested when inputs go to the largest gate alone. A loss
-of 1 is that of a constant.
+and one order of examples; learned and frozen start from the same weights. A loss of 1 is that of a constant.
 """
 
 from itertools import islice
@@ -17,28 +15,16 @@ from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import DenseNets, SoftMoE
 from moe_theory.models.tokens import TokenMoE, TokenNets
 from moe_theory.tasks.dictionary import DictionaryTask, Sums
-from moe_theory.tasks.gaussians import Examples, GaussianMixture
 from moe_theory.tasks.tokens import Sequences, TokenTask
 from moe_theory.training.batched import losses, train
 
-SEEDS, SMALL, SHARP = range(5), 512, 1_000.0
+SEEDS, SMALL = range(5), 512
 #: Examples of a test, and steps that a live recomputation takes.
 N_TEST, FIRST = 4_096, 20
-#: As C.1 has them for Figure 4, SGD with momentum; C.2 and C.3 name no optimizer, and these are ours.
-LINEAR = dict(optimizer="sgd", rate=1e-2, router_rate=1e-1, batch=64)
+#: C.2 and C.3 name no optimizer, and these are ours.
 TOKENS, DICTIONARY = dict(rate=1e-2, router_rate=1e-2, batch=128), dict(rate=1e-2, router_rate=1e-2, batch=256)
 #: Hidden width of the dense networks: as many parameters as 32 linear experts and their router.
 WIDTH = 64
-
-
-def linear() -> list[dict]:
-    """Figure 4: 64 Gaussians in 24 dimensions, 64 experts of depth 3."""
-    return [dict(k=64, experts=64, n=n, steps=300, seed=seed) for seed in SEEDS for n in (1_024, 16_384)]
-
-
-def longer() -> list[dict]:
-    """Beside Figure 4: the same with many examples, trained on."""
-    return [dict(k=64, experts=64, n=16_384, steps=1000, seed=seed) for seed in SEEDS]
 
 
 def tokens() -> list[dict]:
@@ -54,7 +40,7 @@ def dictionary() -> list[dict]:
 
 def smoke(grid: list[dict]) -> list[dict]:
     """One row with few examples and steps."""
-    return [{**grid[0], "n": SMALL, "steps": FIRST} | ({"k": 4, "experts": 4} if "k" in grid[0] else {})]
+    return [{**grid[0], "n": SMALL, "steps": FIRST}]
 
 
 def _learn(net: nn.Module, data, key: dict, how: dict, *, frozen: tuple[bool, ...] = (False,)) -> list[float]:
@@ -85,34 +71,6 @@ def _sparsities(moe: SoftMoE, x: Tensor, cluster: Tensor, seed: int) -> dict:
     return {name: average_sparsity(_gates(W, x), cluster) for name, W in routers.items()}
 
 
-@torch.no_grad()
-def _sharpen(moe: SoftMoE) -> None:
-    """Multiplies the logits of the last mixture, whose biases are zero at the start."""
-    moe.router.W[-1][-1] *= SHARP
-
-
-def _mixtures(key: dict) -> tuple[SoftMoE, Examples, Examples, float]:
-    """A learned, a frozen and a sharp router trained for Figure 4, the examples, and the first losses."""
-    seed, d = key["seed"], 24
-    task = GaussianMixture(key["k"], d, outputs=1, label="linear", seed=seed)
-    data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
-    moe = SoftMoE(d, 1, key["experts"], expert_layers=3, seeds=[seed] * 3)
-    _sharpen(moe)
-    return moe, data, test, sum(_learn(moe, data, key, LINEAR, frozen=(False, True, True)))
-
-
-def linear_row(key: dict) -> dict:
-    """Losses with soft gates, with the largest gate alone (`_routed`) and on examples of the training; sparsities."""
-    (moe, data, test, first), seed = _mixtures(key), key["seed"]
-    dense, names = DenseNets([24, 96, 96, 96, 1], [seed]), ("learned", "frozen", "sharp")
-    _learn(dense, data, key, LINEAR)
-    some = Examples(*(part[:SMALL] for part in data))
-    values = dict(zip(names, _loss(moe, test), strict=True)) | {"dense": _loss(dense, test)[0]}
-    values |= dict(zip((f"{n}_routed" for n in names), losses(moe, [test] * 3).tolist(), strict=True))
-    values |= dict(zip((f"{n}_train" for n in names), _loss(moe, some), strict=True))
-    return rounded(values | _sparsities(moe, test.x, test.cluster, seed) | {"first": first}, 5)
-
-
 def _token_mixtures(key: dict) -> tuple[TokenMoE, Sequences, Sequences, float]:
     """A learned and a frozen router trained on sequences, the examples, and the first losses."""
     seed = key["seed"]
@@ -132,13 +90,13 @@ def tokens_row(key: dict) -> dict:
     return rounded(values | {"first": first}, 5)
 
 
-def _sum_mixtures(key: dict) -> tuple[SoftMoE, Sums, Sums, float]:
+def _sum_mixtures(key: dict, frozen: tuple[bool, ...] = (False, True)) -> tuple[SoftMoE, Sums, Sums, float]:
     """A learned and a frozen router trained on sums of atoms, the examples, and the first losses."""
     seed = key["seed"]
     task = DictionaryTask(key["c"], 32, seed=seed)
     data, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
-    moe = SoftMoE(32, 1, 32, expert_layers=1, seeds=[seed, seed])
-    return moe, data, test, sum(_learn(moe, data, key, DICTIONARY, frozen=(False, True)))
+    moe = SoftMoE(32, 1, 32, expert_layers=1, seeds=[seed] * len(frozen))
+    return moe, data, test, sum(_learn(moe, data, key, DICTIONARY, frozen=frozen))
 
 
 def dictionary_row(key: dict) -> dict:
@@ -170,16 +128,14 @@ def _start(mixtures, key: dict) -> dict:
     return rounded({"first": mixtures({**key, "steps": FIRST})[-1]}, 5)
 
 
-def linear_live(key: dict) -> dict:
-    """The start of a row's training."""
-    return _start(_mixtures, key)
-
-
 def tokens_live(key: dict) -> dict:
     """The start of a row's training."""
     return _start(_token_mixtures, key)
 
 
 def dictionary_live(key: dict) -> dict:
-    """The start of a row's training."""
-    return _start(_sum_mixtures, key)
+    """The start of a row's training, and its learned mixture, trained to the end: it needs no other beside it."""
+    moe, _, test, _ = _sum_mixtures(key, (False,))
+    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
+    learned = {"learned": _loss(moe, test)[0], "sparsity": average_sparsity(pi, torch.arange(len(test.x)))}
+    return _start(_sum_mixtures, key) | rounded(learned, 5)

@@ -61,6 +61,14 @@ def of_dictionary(task: DictionaryTask) -> Components:
     return Components(mean, _same(task.variance, mean.shape[1]), a / task.scale, offset / task.scale, zero)
 
 
+def atoms_in(task: DictionaryTask) -> Float[Tensor, "d c"]:
+    """`E(x x^T)^(-1) E(x 1^T)`: its column k regresses on x, without intercept, whether the atom k is in it."""
+    present = torch.zeros(len(task.subsets), len(task.mean), dtype=torch.float64).scatter(1, task.subsets, 1.0)
+    center = present @ task.mean
+    moment = center.T @ center / len(center) + _same(task.variance, center.shape[1])[0]
+    return torch.linalg.solve(moment, center.T @ present / len(center))
+
+
 def of_gaussians(task: GaussianMixture) -> Components:
     """The first output of a mixture with linear labels `w.(x - mu)`."""
     mean, w = task.mean.double(), task.target[:, 0].double()

@@ -1,0 +1,35 @@
+"""Losses of two networks that share their seeds: which leads, and whether by more than chance."""
+
+import numpy as np
+import pandas as pd
+from scipy.stats import ttest_rel
+
+
+def p_value(one, other) -> float:
+    """Of a paired t-test on the logarithms of two lists of losses, in the same order of seeds."""
+    return float(ttest_rel(np.log(one), np.log(other)).pvalue)
+
+
+def lead(rows: pd.DataFrame, loss: str, model: str, other: str) -> pd.DataFrame:
+    """How far one model is ahead of another, for every number n of examples that both have.
+
+    Args:
+        rows: with columns `model`, `n`, `seed`, one row for each of their combinations.
+        loss: the column to compare.
+        model, other: two values of the column `model`.
+
+    Returns:
+        By n: `ratio` of the mean losses, `p` of `p_value`, and `every`, whether `model` has the smaller loss in
+        every seed.
+
+    Raises:
+        ValueError: if the two have no n and seed in common.
+    """
+    wide = rows.pivot(index=["n", "seed"], columns="model", values=loss).reindex(columns=[model, other]).dropna()
+    if wide.empty:
+        raise ValueError(f"model, other: expected two that share n and seed, got {model!r}, {other!r}")
+    found = {
+        n: {"ratio": a.mean() / b.mean(), "p": p_value(a, b), "every": bool((a < b).all())}
+        for n, (a, b) in ((n, (g[model], g[other])) for n, g in wide.groupby("n"))
+    }
+    return pd.DataFrame.from_dict(found, orient="index")
