@@ -53,4 +53,4 @@ def test_own_feedback_is_the_slope_of_the_expected_gradient():
         return float(-expected_gradients(batch, model)[0][:, 0] @ u)
 
     answers = ((batch.x.sum(1) @ u).square()[:, None] * batch.y[:, None] * model.answers(batch.x).detach()).mean(0)
-    assert (pull(1e-4) - pull(-1e-4)) / 2e-4 == pytest.approx(own_feedback(answers), rel=2e-3)
+    assert (pull(1e-6) - pull(-1e-6)) / 2e-6 == pytest.approx(own_feedback(answers), rel=2e-3)
