@@ -17,8 +17,9 @@ from moe_theory.theory.exploration import (
     race,
     race_in_steps,
     runaway_bound,
+    uniform_moments,
 )
-from moe_theory.training import expert_gradient
+from moe_theory.training import expert_gradient, router_gradient
 
 F64 = torch.float64
 
@@ -45,17 +46,41 @@ def test_coverage_by_enumeration():
     assert coverage_probability(5, 4) == pytest.approx(0, abs=1e-12) and coverage_probability(1, 1) == 1
 
 
-def test_runaway_bound_holds_and_is_nearly_reached():
-    rng, fullest = np.random.default_rng(0), 0.0
-    for G, S, share in itertools.product((0.05, 0.5, 2.0), (0.5, 1.5), (0.01, 0.7)):
-        x, y, jump = S * (1 + G), 1.0, share * G
-        x_0, bound = x, runaway_bound(1.0, G, jump)
-        for _ in range(3000):
-            tau = rng.random() * jump * x_0 / x**2
-            x, y = x + tau * x**2, y + S * tau * y**2
-            assert y <= bound
-        fullest = max(fullest, y / bound)
-    assert fullest > 0.95  # 95% of the bound would be refuted
+def test_runaway_bound_holds_in_random_races():
+    rng = np.random.default_rng(0)
+    G, jump, S = (10 ** rng.uniform(low, high, 2000) for low, high in ((-2, 1), (-3, 0.7), (-1, 1)))
+    x, y, fullness = S * (1 + G), np.ones(2000), rng.uniform(0, 2, 2000)
+    x_0 = x
+    for _ in range(2000):
+        tau = rng.random(2000) ** fullness * jump * x_0 / x**2
+        x, y = x + tau * x**2, y + S * tau * y**2
+    filled = [follower / runaway_bound(1.0, *of) for follower, *of in zip(y, G, jump, strict=True)]
+    assert 0.97 < max(filled) <= 1
+
+
+@pytest.mark.parametrize(("G", "jump"), [(5.0, 0.01), (0.3, 1e-3), (1e-3, 0.5), (1e-3, 3.0)])
+def test_runaway_bound_is_reached_by_small_steps_and_by_small_leads(G, jump):
+    y, x_0 = 1.0, 1 + G
+    for x in x_0 * np.arange(1, 100 * (1 + jump) * (1 + 1 / G), jump):
+        y += jump * x_0 * (y / x) ** 2
+    assert 0.98 < y / runaway_bound(1.0, G, jump) <= 1
+
+
+def test_moments_over_uniform_routing_by_all_routings():
+    M, task = 3, PatchTask(K=3, P=4, d=8, seed=2)
+    batch = task.sample(5, 3, F64)
+    model = PatchMoE(8, M, 2, sigma_0=0.4, seed=1, dtype=F64)
+    u, pi = torch.cat([task.v, task.c[:1]]).double(), torch.full((5, M), 1 / M, dtype=F64)
+    found = []
+    for choice in itertools.product(range(M), repeat=5):
+        m = torch.tensor(choice)
+        f = model.dispatched(batch.x, m).detach()
+        experts = expert_gradient(batch.x, batch.y, m, pi, f, model.W.data, model.sigma) @ u.T
+        found.append((router_gradient(batch.x, batch.y, m, pi, f).T @ u.T, experts))
+    for values, mean, deviation in zip(zip(*found, strict=True), *uniform_moments(batch, model, u), strict=True):
+        values = torch.stack(values)
+        assert (values.mean(0) - mean).abs().max() < 1e-13 * mean.abs().max()
+        assert (values.std(0, correction=0) - deviation).abs().max() < 1e-7 * deviation.abs().max()
 
 
 @pytest.mark.slow
@@ -142,7 +167,7 @@ def test_spread_compares_experts_of_one_profession_only():
         (lambda: near_tie_bound(2, 0.1), "N"),
         (lambda: coverage_probability(0, 3), "K"),
         (lambda: runaway_bound(-1.0, 0.1), "y_0"),
-        (lambda: runaway_bound(1.0, 0.1, 0.1), "jump"),
+        (lambda: runaway_bound(1.0, 0.1, -0.1), "jump"),
         (lambda: race(torch.tensor([-1.0]), torch.tensor([1.0]), 1.0), "x_0"),
         (lambda: race(torch.tensor([1.0]), torch.tensor([1.0]), 0.0), "path"),
         (lambda: race_in_steps(torch.ones(1, 1), torch.ones(1), 0.0, 3), "eta"),

@@ -17,7 +17,18 @@ from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training import train_patch_moe
 
-__all__ = ["gap", "gap_live", "gap_row", "gaps", "off_start", "smoke", "watched", "watched_live", "watched_row"]
+__all__ = [
+    "gap",
+    "gap_live",
+    "gap_row",
+    "gaps",
+    "gaps_at_T_2",
+    "off_start",
+    "smoke",
+    "watched",
+    "watched_live",
+    "watched_row",
+]
 
 EVERY = 80  # steps between two records of a watched run
 DIMENSION = 50
@@ -37,6 +48,12 @@ def gaps() -> list[dict]:
     usual = [dict(K=4, experts=M, sigma_0=0.01, eta=1e-3, steps=1000, every=20, until=300) for M in (4, 8, 16)]
     up_to_T_2 = dict(K=2, experts=4, sigma_0=1e-3, eta=4e-5, steps=1562, every=71, until=1562)
     return [dict(**key, n=4_000, seed=seed) for seed in SEEDS for key in (*usual, up_to_T_2)]
+
+
+def gaps_at_T_2() -> list[dict]:
+    """The same up to `T_2` for four clusters and eight experts, where the gap is below a hundred millionth."""
+    key = dict(K=4, experts=8, sigma_0=3e-4, eta=5e-6, steps=3125, every=125, until=3125)
+    return [dict(**key, n=4_000, seed=seed) for seed in range(2, 7)]
 
 
 def watched_row(key: dict) -> dict:

@@ -1,6 +1,7 @@
 """How experts part: initialization, early growth, runaway (Chen et al. 2022, Appendices D, E.1 and F)."""
 
 import math
+from itertools import combinations_with_replacement
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from scipy.special import comb, log_ndtr, ndtr
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import Coefficients, PatchBatch
 
 
@@ -68,7 +70,7 @@ def coverage_probability(K: int, experts: int) -> float:
 
 
 def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
-    """The repaired Lemma F.2: `y_t <= y_0 (1 + G) / (G - jump)` for all t.
+    """The repaired Lemma F.2: `y_t <= y_0 (1 + G + jump) / G` for all t.
 
     It holds for positive sequences with `x_{t+1} >= x_t + tau_t x_t^2`, `y_{t+1} <= y_t + S tau_t y_t^2`
     and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`.
@@ -76,16 +78,16 @@ def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
     Args:
         y_0: start of the sequence that is behind, > 0.
         G: relative lead of the other one, > 0.
-        jump: largest step of x over x_0, at least 0 and below G.
+        jump: largest step of x over x_0, at least 0.
 
     Raises:
         ValueError: for an argument outside its range.
     """
     check.positive("y_0", y_0)
     check.positive("G", G)
-    if not 0 <= jump < G:
-        raise ValueError(f"jump: expected a number in [0, G) with G={G!r}, got {jump!r}")
-    return y_0 * (1 + G) / (G - jump)
+    if not 0 <= jump < math.inf:
+        raise ValueError(f"jump: expected a finite number of at least 0, got {jump!r}")
+    return y_0 * (1 + G + jump) / G
 
 
 def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps: int = 4000) -> Float[Tensor, " N"]:
@@ -157,6 +159,43 @@ def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
     own = torch.bincount(batch.cluster, batch.alpha**3, minlength=K)
     foreign = torch.bincount(batch.other, batch.y * batch.epsilon * batch.gamma**3, minlength=K)
     return ((own + foreign) / len(batch)).to(batch.alpha)
+
+
+def uniform_moments(
+    batch: PatchBatch, model: PatchMoE, u: Float[Tensor, "U d"]
+) -> tuple[tuple[Float[Tensor, "M U"], Float[Tensor, "M J U"]], tuple[Float[Tensor, "M U"], Float[Tensor, "M J U"]]]:
+    """Mean and standard deviation along u of the gradients (Eq. E.1, E.2) at theta = 0, over uniform routing.
+
+    Both are sums over examples of terms that depend only on that example's own choice of an expert.
+
+    Returns:
+        The means of the router's gradient and of the experts', and both deviations.
+    """
+    n, M = len(batch), len(model.W)
+    parts = [
+        _added_up(x.transpose(0, 1), y[:, None], model, u)
+        for x, y in zip(batch.x.split(500), batch.y.split(500), strict=True)
+    ]
+    mean, variance, first, second = (sum(part) for part in zip(*parts, strict=True))
+    deviation = (second * (1 / M - 1 / M**2)).sqrt()
+    mean_of_experts, deviation_of_experts = (e.view(M, -1, len(u)) / n for e in (first / M, deviation))
+    return (mean / n, mean_of_experts), (variance.sqrt() / n, deviation_of_experts)
+
+
+def _added_up(x: Float[Tensor, "P n d"], y: Float[Tensor, "n 1"], model: PatchMoE, u: Tensor) -> tuple[Tensor, ...]:
+    """Sums over examples: the router's mean and variance (M, U), the experts' gradients (M J, U) and their squares."""
+    M, J = model.W.shape[:2]
+    z, along = x @ model.W.data.flatten(0, 1).T, x @ u.T
+    f, s = model.sigma.value(z).sum(0).view(-1, M, J).sum(2), along.sum(0)
+    g = -torch.sigmoid(-y * f / M) / M * y  # l' pi y of one that is sent to m
+    b = g * f  # the router's gradient is (1[m_i = m] - 1/M) b_{m_i} s
+    mean = b / M - b.sum(1, keepdim=True) / M**2
+    square = b**2 / M * (1 - 2 / M) + (b**2).sum(1, keepdim=True) / M**3
+    w = model.sigma.slope(z) * g.repeat_interleave(J, 1)
+    first, second = w.flatten(0, 1).T @ along.flatten(0, 1), 0
+    for p, q in combinations_with_replacement(range(len(w)), 2):
+        second = second + (2 - (p == q)) * (w[p] * w[q]).T @ (along[p] * along[q])
+    return mean.T @ s, (square - mean**2).T @ s**2, first, second
 
 
 def derived_ratio(batch: PatchBatch, w: Float[Tensor, "J d"], M: int) -> float:

@@ -1,0 +1,52 @@
+"""Gradients of Algorithm 1 averaged over its routing noise, and how router and experts feed each other (Chen et al.
+2022, Lemma E.14)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.models.moe import PatchMoE
+from moe_theory.tasks.patches import PatchBatch
+from moe_theory.theory.smoothing import route_probabilities
+
+
+def expected_gradients(batch: PatchBatch, model: PatchMoE) -> tuple[Float[Tensor, "d M"], Float[Tensor, "M J d"]]:
+    """Eq. E.1 and E.2 averaged over uniform routing noise, with the exact routing probabilities P.
+
+    With `a_m = l'(y pi_m f_m) pi_m y`, column m of the router's is the mean over examples of
+    `(P_m a_m f_m - pi_m sum_m' P_m' a_m' f_m') sum_p x^(p)`, and a filter's that of
+    `P_m a_m sum_p sigma'(<w_mj, x^(p)>) x^(p)`.
+    """
+    x, y, W = batch.x, batch.y[:, None], model.W.data
+    z = (x.flatten(0, 1) @ W.flatten(0, 1).T).view(*x.shape[:2], *W.shape[:2])  # (n, P, M, J)
+    f, h = model.sigma.value(z).sum((1, 3)), x.sum(1) @ model.router.theta.data
+    pi, p = h.softmax(1), route_probabilities(h)
+    a = -torch.sigmoid(-y * pi * f) * pi * y
+    sent = p * a * f
+    router = x.sum(1).T @ (sent - pi * sent.sum(1, keepdim=True)) / len(x)
+    return router, torch.einsum("npmj,npd->mjd", model.sigma.slope(z) * (p * a)[:, None, :, None], x) / len(x)
+
+
+def first_order_share(M: int) -> float:
+    """`1/(M-1) + 1/M^2`: how `P_m pi_m` grows with `h_m` where M logits are tied and the others keep their sum zero.
+
+    The routing probability exceeds 1/M by `M/(M-1) h_m`, the gate value by `h_m / M`.
+    """
+    check.integer("M", M, 2)
+    return 1 / (M - 1) + 1 / M**2
+
+
+def own_feedback(answers: Float[Tensor, " M"], m: int = 0) -> float:
+    """How fast a router component along u grows by itself near a tie, at `l' = -1/2`, per unit of it.
+
+    Expert m has the logit `h_m = <u, sum_p x^(p)>` and the others share `-h_m`. To first order its router's pull on u
+    is half of `c (1 - 1/M) A_m + c/(M (M-1)) sum_{m' != m} A_m' - M^-3 sum_m' A_m'`, c = `first_order_share(M)`.
+
+    Args:
+        answers: (M,) the means `A_m = E[<u, sum_p x^(p)>^2 y f_m(x)]`.
+        m: the expert.
+    """
+    M, total, own = len(answers), float(answers.sum()), float(answers[m])
+    c = first_order_share(M)
+    return (c * (1 - 1 / M) * own + c / (M * (M - 1)) * (total - own) - total / M**3) / 2
