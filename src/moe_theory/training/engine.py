@@ -82,7 +82,7 @@ def gradients(layer: Experts, theta, W, noise: Float[Tensor, "M n"], variant: Va
     """
     sent, pi, gate, f = forward(layer, theta, W, noise, variant)
     loss, slope = loss_and_slope(layer.x.y.take(sent.order), gate, f, variant)
-    to_h = to_logits(layer, sent, pi, slope * f if pi is None else slope * f * gate, balance, variant.centered)
+    to_h = to_logits(layer, sent, pi, slope * f if pi is None else slope * f * gate, balance, centered=variant.centered)
     return loss, (to_h @ layer.x.total).T, layer.gradient(slope * gate)
 
 
@@ -98,6 +98,7 @@ def to_logits(
     pi: Float[Tensor, "M n"] | None,
     pull: Float[Tensor, " n"],
     balance: float,
+    *,
     centered: bool = False,
 ) -> Float[Tensor, "M n"]:
     """The loss's gradient in the logits, `pull_i (1[m_i = m] - pi_m)`, or without pi where the gate is raw."""
