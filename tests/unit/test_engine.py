@@ -51,12 +51,12 @@ def test_a_step_equals_the_readable_algorithm(activation, P):
 
 def plain_loss(batch, theta, W, noise, activation, variant, balance):
     """The loss as people write it: every patch through every expert, a one-hot choice, autograd."""
-    sigma, released = ACTIVATIONS[activation].value, variant == "released"
+    sigma, released = ACTIVATIONS[activation].value, variant.startswith("released")
     x = 10 * batch.x if released else batch.x
     h = x.sum(1) @ theta
     noisy = h + noise.T
     chosen = torch.nn.functional.one_hot(noisy.argmax(1), M).to(x)
-    rho = chosen.mean(0)
+    rho = chosen.mean(0) - ("centered" in variant) / M
     if not released:
         f = (sigma(torch.einsum("npd,mjd->nmpj", x, W)).sum((2, 3)) * chosen).sum(1)
         loss = torch.log1p(torch.exp(-batch.y * (h.softmax(1) * chosen).sum(1) * f)).mean()

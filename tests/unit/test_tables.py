@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from moe_theory.measure.dispatch import dispatch_counts
-from moe_theory.measure.tables import counts, curves, experts_in_use, labels
+from moe_theory.measure.tables import counts, curves, effective_experts, experts_in_use, labels, mean_interval
 
 
 def test_tables_go_through_counts_and_labels():
@@ -32,3 +32,20 @@ def test_experts_in_use_count_from_a_share_of_one_percent():
 def test_bad_share_is_refused():
     with pytest.raises(ValueError, match="^share: expected"):
         experts_in_use(counts([[1, 2], [3, 4]]), share=0.0)
+
+
+def test_effective_experts_are_those_of_equal_shares():
+    assert effective_experts(counts([[5, 0, 5, 0], [5, 0, 5, 0]])) == 2 and effective_experts([[3, 0], [9, 0]]) == 1
+    assert effective_experts([[3, 1]]) == pytest.approx(16 / 10)
+    with pytest.raises(ValueError, match="^n_km: expected examples"):
+        effective_experts([[0, 0]])
+
+
+def test_the_interval_is_that_of_student():
+    assert mean_interval([1.0, 2, 3]) == pytest.approx((2, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
+    draws = np.random.default_rng(0).standard_normal((4000, 10))
+    held = [low <= 0 <= high for _, low, high in (mean_interval(d, 0.8) for d in draws)]
+    assert np.mean(held) == pytest.approx(0.8, abs=0.03)
+    for values, level in (([1.0], 0.95), ([1.0, 2.0], 1.0)):
+        with pytest.raises(ValueError, match="^values, level: expected"):
+            mean_interval(values, level)

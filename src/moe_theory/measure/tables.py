@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from jaxtyping import Int
+from scipy import stats
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -52,3 +53,30 @@ def experts_in_use(n_km, share: float = 0.01) -> int:
     """
     n_m = np.asarray(n_km).sum(0)
     return int((n_m >= check.positive("share", share) * n_m.sum()).sum())
+
+
+def effective_experts(n_km) -> float:
+    """Experts in use, `1 / sum_m rho_m^2` with rho_m the share of expert m in a dispatch table (K, M).
+
+    It is M for equal shares and 1 if one expert gets all.
+
+    Raises:
+        ValueError: for a table without examples.
+    """
+    n_m = np.asarray(n_km, float).sum(0)
+    if not n_m.sum() > 0:
+        raise ValueError(f"n_km: expected examples, got a table with the loads {n_m.tolist()}")
+    return float(n_m.sum() ** 2 / np.square(n_m).sum())
+
+
+def mean_interval(values, level: float = 0.95) -> tuple[float, float, float]:
+    """The mean of independent values, and the t-interval around it.
+
+    Raises:
+        ValueError: for fewer than two values, or a level that is not strictly between 0 and 1.
+    """
+    values = np.asarray(values, float)
+    if len(values) < 2 or not 0 < level < 1:
+        raise ValueError(f"values, level: expected two values or more and 0 < level < 1, got {len(values)}, {level!r}")
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)

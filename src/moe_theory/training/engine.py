@@ -77,11 +77,12 @@ def gradients(layer: Experts, theta, W, noise: Float[Tensor, "M n"], variant: Va
 
     The router's gradient includes `balance` times that of the load-balancing loss
     `M sum_m rho_m q_m`, with rho_m the share of examples sent to expert m and q_m the mean softmax
-    probability (Fedus et al. 2021) or, in the released variant, the mean noisy logit.
+    probability (Fedus et al. 2021) or, in the released variant, the mean noisy logit; where the variant centers
+    the loss, rho_m - 1/M stands for rho_m.
     """
     sent, pi, gate, f = forward(layer, theta, W, noise, variant)
     loss, slope = loss_and_slope(layer.x.y.take(sent.order), gate, f, variant)
-    to_h = to_logits(layer, sent, pi, slope * f if pi is None else slope * f * gate, balance)
+    to_h = to_logits(layer, sent, pi, slope * f if pi is None else slope * f * gate, balance, centered=variant.centered)
     return loss, (to_h @ layer.x.total).T, layer.gradient(slope * gate)
 
 
@@ -92,13 +93,19 @@ def loss_and_slope(y: Float[Tensor, " n"], gate: Float[Tensor, " n"], f: Float[T
 
 
 def to_logits(
-    layer: Experts, sent: Dispatch, pi: Float[Tensor, "M n"] | None, pull: Float[Tensor, " n"], balance: float
+    layer: Experts,
+    sent: Dispatch,
+    pi: Float[Tensor, "M n"] | None,
+    pull: Float[Tensor, " n"],
+    balance: float,
+    *,
+    centered: bool = False,
 ) -> Float[Tensor, "M n"]:
     """The loss's gradient in the logits, `pull_i (1[m_i = m] - pi_m)`, or without pi where the gate is raw."""
     M, n = len(sent.sizes), len(pull)
     to_h, _ = layer.tables(M)
     if balance:
-        rho = pull.new_tensor(sent.sizes)[:, None] / n
+        rho = pull.new_tensor(sent.sizes)[:, None] / n - centered / M
         to_balance = balance * M / n * (rho if pi is None else pi * (rho - (rho * pi).sum(0)))
     if pi is None:
         to_h.zero_()
@@ -184,7 +191,7 @@ def train_patch_moe(
         normalized: whether the experts' gradients are divided by their norms.
         balance: coefficient of the load-balancing loss, >= 0.
         same_start: whether all experts start from the same weights.
-        variant: "as written" or "released", see `moe_theory.training.variants`.
+        variant: a key of `moe_theory.training.variants.VARIANTS`.
         record_every: steps between two entries of `Run.history`, at least 1.
         measure: called with the parameters after each recorded step; its dict joins the entry.
 

@@ -6,12 +6,13 @@ a softmax probability; the output passes through a softmax and then through a cr
 applies another; the norm an expert's gradient is divided by adds the norms of its weights' and its
 biases' gradients; the load-balancing loss takes the mean noisy logit where Switch routing takes the
 mean probability; training stops as soon as a loss that is no new minimum is at most 0.314, or 0.02
-above the minimum; and the routing noise stays on at test time.
+above the minimum; and the routing noise stays on at test time. "released, centered" is ours: the released
+variant with a load-balancing loss of rho_m - 1/M in place of rho_m, which does not move the mean logit.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -53,7 +54,7 @@ def _convolution(d: int, experts: int, filters: int, sigma_0: float, seed: int) 
 
 @dataclass(frozen=True)
 class Variant:
-    """What distinguishes the two algorithms.
+    """What distinguishes the algorithms.
 
     Attributes:
         input_scale: multiplies every patch.
@@ -64,6 +65,7 @@ class Variant:
         loss, slope: of the margin y F(x), and its derivative.
         noisy_test: whether routing noise stays on at test time.
         stops: `stops(loss, least)`: whether training ends at a loss, `least` being the smallest before it.
+        centered: whether the load-balancing loss has rho_m - 1/M in place of rho_m.
     """
 
     input_scale: float
@@ -74,6 +76,7 @@ class Variant:
     slope: Callable[[Tensor], Tensor]
     noisy_test: bool
     stops: Callable[[float, float], bool]
+    centered: bool = False
 
 
 VARIANTS = {
@@ -89,3 +92,4 @@ VARIANTS = {
         lambda loss, least: loss > least and (loss <= 0.314 or loss > least + 0.02),
     ),
 }
+VARIANTS["released, centered"] = replace(VARIANTS["released"], centered=True)
