@@ -4,7 +4,9 @@ Named in the paper: 64 clusters, 24 of 240 dimensions relevant, constant experts
 rates (C.1). Not named, and chosen here before any stored row was computed: the law and scale of the means (the
 default of `GaussianMixture`), initial weights (the default of `SoftMoE`), 50,000 examples, batches of 256, the number
 of steps, and lambda = 1e-5. The number of experts is not named either: 64, as in the paper's Figure 2, and 256. The
-last three groups of the grid change one of these choices at a time.
+last three groups of `grid` change one of these choices at a time.
+
+`decays` has other choices, made on seeds that it does not hold: those of `WIDE`, over lambda.
 """
 
 import torch
@@ -18,7 +20,7 @@ from moe_theory.training.batched import losses, train
 
 SEEDS, K, RELEVANT, D, OUTPUTS = range(5), 64, 24, 240, 10
 BATCH, RATE, ROUTER_RATE, TEST, LIVE = 256, 3.2e-4, 3.2e-3, 4_000, 50
-AT = (0, LIVE, 250, 500, 1_000, 2_000, 3_000, 4_000, 5_000)  # steps after which it is measured
+AT = (0, LIVE, 250, 500, *range(1_000, 10_001, 1_000))  # steps after which it is measured
 BASE = dict(experts=64, decay=0.0, frozen=False, scale=3.0, init=1.0, n=50_000, steps=5_000)
 RUNS = (
     {},
@@ -35,6 +37,18 @@ RUNS = (
 def grid() -> list[dict]:
     """Five seeds for each of `RUNS`; a seed draws clusters, examples, initial weights and batches."""
     return [BASE | run | {"seed": seed} for run in RUNS for seed in SEEDS]
+
+
+#: Eight experts to a cluster, so that none goes without one; means half as far apart; the start of PyTorch's linear
+#: layers, a third of the variance; and batches and steps enough for Adam's rate to carry an expert to its label.
+WIDE = {"experts": 512, "scale": 1.5, "init": 0.577, "batch": 512, "steps": 9_000}
+DECAYS = (0.0, 1e-6, 3e-6, 1e-5, 1e-4)
+
+
+def decays() -> list[dict]:
+    """`WIDE` for each of `DECAYS`, and the first of `RUNS` with batches four times as large; three seeds each."""
+    runs = [WIDE | {"decay": decay} for decay in DECAYS] + [{"batch": 4 * BATCH, "steps": 3_000}]
+    return [BASE | run | {"seed": seed} for seed in SEEDS[:3] for run in runs]
 
 
 def smoke(rows: list[dict]) -> list[dict]:
@@ -55,7 +69,7 @@ def row(key: dict) -> dict:
         network,
         [data],
         steps=key["steps"],
-        batch=BATCH,
+        batch=key.get("batch", BATCH),
         seeds=[key["seed"]],
         rate=RATE,
         router_rate=ROUTER_RATE,
