@@ -42,13 +42,14 @@ def grid() -> list[dict]:
 #: Eight experts to a cluster, so that none goes without one; means half as far apart; the start of PyTorch's linear
 #: layers, a third of the variance; and batches and steps enough for Adam's rate to carry an expert to its label.
 WIDE = {"experts": 512, "scale": 1.5, "init": 0.577, "batch": 512, "steps": 9_000}
-DECAYS = (0.0, 1e-6, 3e-6, 1e-5, 1e-4)
+SETTLING, ONCE = (0.0, 3e-6, 1e-5), (1e-4, 1e-6)  # lambda with three seeds, and with one
 
 
 def decays() -> list[dict]:
-    """`WIDE` for each of `DECAYS`, and the first of `RUNS` with batches four times as large; three seeds each."""
-    runs = [WIDE | {"decay": decay} for decay in DECAYS] + [{"batch": 4 * BATCH, "steps": 3_000}]
-    return [BASE | run | {"seed": seed} for seed in SEEDS[:3] for run in runs]
+    """`WIDE` over lambda, and, with three seeds, the first of `RUNS` with batches four times as large."""
+    runs = [WIDE | {"decay": decay, "seed": seed} for decay in SETTLING for seed in SEEDS[:3]]
+    runs += [{"batch": 4 * BATCH, "steps": 3_000, "seed": seed} for seed in SEEDS[:3]]
+    return [BASE | run for run in runs + [WIDE | {"decay": decay, "seed": 0} for decay in ONCE]]
 
 
 def smoke(rows: list[dict]) -> list[dict]:
