@@ -9,7 +9,10 @@ last three groups of `grid` change one of these choices at a time.
 `decays` has other choices, made on seeds that it does not hold: those of `WIDE`, over lambda.
 """
 
+import numpy as np
+import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory.experiments.registry import rounded
@@ -42,19 +45,18 @@ def grid() -> list[dict]:
 #: Eight experts to a cluster, so that none goes without one; means half as far apart; the start of PyTorch's linear
 #: layers, a third of the variance; and batches and steps enough for Adam's rate to carry an expert to its label.
 WIDE = {"experts": 512, "scale": 1.5, "init": 0.577, "batch": 512, "steps": 9_000}
-SETTLING, ONCE = (0.0, 3e-6, 1e-5), (1e-4, 1e-6)  # lambda with three seeds, and with one
+DECAYS, WIDE_SEEDS = (0.0, 1e-6, 3e-6, 1e-5), SEEDS[:1]
 
 
 def decays() -> list[dict]:
-    """`WIDE` over lambda, and, with three seeds, the first of `RUNS` with batches four times as large."""
-    runs = [WIDE | {"decay": decay, "seed": seed} for decay in SETTLING for seed in SEEDS[:3]]
-    runs += [{"batch": 4 * BATCH, "steps": 3_000, "seed": seed} for seed in SEEDS[:3]]
-    return [BASE | run for run in runs + [WIDE | {"decay": decay, "seed": 0} for decay in ONCE]]
+    """`WIDE` over lambda."""
+    return [BASE | WIDE | {"decay": decay, "seed": seed} for seed in WIDE_SEEDS for decay in DECAYS]
 
 
 def smoke(rows: list[dict]) -> list[dict]:
     """The first run with few examples and steps, plain and frozen."""
-    return [{**key, "n": 500, "steps": LIVE} for key in (rows[0], rows[2 * len(SEEDS)])]
+    frozen = {**rows[0], "frozen": True}
+    return [{**key, "n": 500, "steps": LIVE} for key in (rows[0], frozen)]
 
 
 def row(key: dict) -> dict:
@@ -98,3 +100,25 @@ def measured(network: SoftMoE, test) -> tuple[float, float, float]:
 def live(key: dict) -> dict:
     """The first `LIVE` steps of a row."""
     return row({**key, "steps": LIVE})
+
+
+def courses(rows: pd.DataFrame, **changes) -> dict[str, Float[np.ndarray, "seeds steps"]]:
+    """Over `AT`, for each seed: `relevant`, `spurious`, `loss` and the `share` of the first of the two squares.
+
+    Args:
+        rows: stored ones of either grid.
+        changes: values other than those of `BASE`, for any of its choices but the number of steps.
+    """
+    key = {name: value for name, value in (BASE | changes).items() if name != "steps"}
+    of = rows[(rows[list(key)] == list(key.values())).all(axis=1)].sort_values("seed")
+    if of.empty:
+        raise ValueError(f"changes: expected choices of a stored row, got {changes}")
+    course = {name: np.array(of[name].tolist()) for name in ("relevant", "spurious", "loss")}
+    return course | {"share": course["relevant"] / (course["relevant"] + course["spurious"])}
+
+
+def distance(pair: pd.DataFrame) -> float:
+    """Largest relative distance between the steps computed again and those stored, in what `recompute` returns."""
+    again = pair[["relevant", "spurious", "loss"]].T
+    off = [np.array(now) / stored[: len(now)] - 1 for stored, now in again.itertuples(index=False)]
+    return float(np.abs(off).max())
