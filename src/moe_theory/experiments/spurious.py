@@ -1,7 +1,7 @@
 """How much of a router's weight lies where the signal is (Dikkala et al. 2023, Section 3.1, last paragraph).
 
 Named in the paper: 64 clusters, 24 of 240 dimensions relevant, constant experts, labels of ten numbers, Adam and its
-rates (C.1). Not named, and chosen here before any stored row was computed: the law and scale of the means (the
+rates (C.1). Not named there, and chosen here before any stored row was computed: the law and scale of the means (the
 default of `GaussianMixture`), initial weights (the default of `SoftMoE`), 50,000 examples, batches of 256, the number
 of steps, and lambda = 1e-5. The number of experts is not named either: 64, as in the paper's Figure 2, and 256. The
 last three groups of `grid` change one of these choices at a time.
