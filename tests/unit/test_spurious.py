@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from torch.func import grad
 
+from moe_theory.experiments import load, recompute
 from moe_theory.experiments import spurious as experiment
 from moe_theory.theory.spurious import (
     Decay,
@@ -12,15 +12,24 @@ from moe_theory.theory.spurious import (
     averaged_loss,
     bias_hessian,
     bump_moments,
+    carried,
     clusters,
+    coin_minimum,
     data_loss,
     descend,
     find_minimum,
     gaussian_nodes,
+    implied_decay,
     loss,
     mode_rates,
     quartic_minimum,
     relevant_share,
+    slope,
+    specialists,
+    stein_fit,
+    three_values,
+    two_experts,
+    two_valleys,
 )
 
 MEAN = torch.tensor([[-4.0], [0.0], [4.0]], dtype=torch.float64)
@@ -69,17 +78,17 @@ def test_the_loss_of_one_expert_is_known():
 
 def test_slope_in_spurious_weights_is_curvature_in_the_bias():
     theta, law = weights(), points(24)
-    assert torch.allclose(grad(data_loss)(theta, law).W[:, 1:], bias_hessian(theta, law) @ theta.W[:, 1:], atol=1e-6)
+    assert torch.allclose(slope(data_loss, theta, law).W[:, 1:], bias_hessian(theta, law) @ theta.W[:, 1:], atol=1e-6)
 
 
 def test_a_mean_adds_the_slope_of_the_bias():
     theta, law, m = weights(), points(24), torch.tensor([0.7, -0.4], dtype=torch.float64)
     moved = law._replace(x=law.x + torch.cat([torch.zeros(1, dtype=torch.float64), m]))
-    slope = grad(data_loss)(theta, moved)
-    expected = bias_hessian(theta, moved) @ theta.W[:, 1:] + torch.outer(slope.b, m)
-    assert torch.allclose(slope.W[:, 1:], expected, atol=1e-6)
-    assert float(torch.outer(slope.b, m).abs().max()) > 1e-3
-    assert float(slope.W.sum(0).abs().max()) < 1e-12
+    up = slope(data_loss, theta, moved)
+    expected = bias_hessian(theta, moved) @ theta.W[:, 1:] + torch.outer(up.b, m)
+    assert torch.allclose(up.W[:, 1:], expected, atol=1e-6)
+    assert float(torch.outer(up.b, m).abs().max()) > 1e-3
+    assert float(up.W.sum(0).abs().max()) < 1e-12
 
 
 def test_the_average_over_z_is_the_sum_over_its_nodes():
@@ -153,8 +162,8 @@ def test_without_training_the_bias_stays():
 def test_a_step_of_descent():
     theta, law, decay = weights(), points(4), Decay(1e-2, 1e-2)
     one, two = descend(theta, law, decay, rate=0.1, steps=2)
-    slope = grad(loss)(one, law, decay)
-    assert all(torch.equal(b, a - 0.1 * g) for a, b, g in zip(one, two, slope, strict=True))
+    up = slope(loss, one, law, decay)
+    assert all(torch.equal(b, a - 0.1 * g) for a, b, g in zip(one, two, up, strict=True))
     assert float(loss(two, law, decay)) < float(loss(theta, law, decay))
     with pytest.raises(ValueError, match="rate: expected a finite number > 0"):
         next(descend(theta, law, decay, rate=0.0, steps=1))
@@ -166,6 +175,85 @@ def test_share():
     assert relevant_share(torch.stack([W, 2 * W]), 1).tolist() == pytest.approx([9 / 12] * 2)
     with pytest.raises(ValueError, match="relevant: expected an integer >= 1, got 0"):
         relevant_share(W, 0)
+
+
+def test_starts_with_a_task_for_every_expert():
+    rng = torch.Generator().manual_seed(0)
+    law = clusters(MEAN, Y, 0, nodes=2, spurious_nodes=1)
+    begun = specialists(MEAN, Y, 2, rng, scale=0.0)
+    assert begun.W[:, 1:].abs().max() == 0 and torch.equal(begun.W[:, :1], MEAN / 4)
+    to = (law.x @ begun.W[:, :1].T + begun.b).argmax(1)
+    assert to.tolist() == [0, 0, 1, 1, 2, 2]
+    two = two_experts(MEAN, Y, 2.0, 2, rng)
+    assert two.U[:, 0].tolist() == [0.0, 0.5]
+    assert two.W[:, :1] @ torch.tensor([2.0]).double() + two.b == pytest.approx([0, 0])
+    assert two.W[1, 0] == -two.W[0, 0] == 1 and float(two.W[:, 1:].norm()) > 0
+
+
+def test_coefficients_that_a_minimum_implies():
+    found = find_minimum(weights(), points(6), Decay(1e-2, 2e-2)).theta
+    assert implied_decay(found, points(6))[:2] == pytest.approx((1e-2, 2e-2))
+
+
+def test_descent_carried_by_curvature():
+    law, decay = points(12), Decay(1e-2, 1e-2)
+    theta = weights()
+    run = carried(theta, law, decay, 1, rate=0.05, steps=3)
+    assert run.spurious.shape == run.predicted.shape == (4, 3, 2) and run.lowest.shape == (3,)
+    assert torch.equal(run.spurious[0], theta.W[:, 1:]) and torch.equal(run.predicted[0], theta.W[:, 1:])
+    assert torch.allclose(run.predicted, run.spurious, atol=1e-5)
+    *_, end = descend(theta, law, decay, rate=0.05, steps=3)
+    assert torch.equal(run.spurious[-1], end.W[:, 1:])
+
+
+def test_valleys_average_over_the_input():
+    xi, p = (v.numpy() for v in gaussian_nodes(1, 60))
+    h = np.array([-1.0, 0.0, 2.0, 6.0])
+    assert two_valleys(h, 0.8) == pytest.approx(two_valleys(h[:, None] + 0.8 * xi[:, 0]) @ p, abs=1e-9)
+    assert two_valleys(np.array([0.0, 6.0])) == pytest.approx([0.5, 0.0], abs=1e-7)
+
+
+def test_three_values_have_their_kurtosis():
+    for kurtosis in (1.0, 1.8, 4.0):
+        x, p = three_values(kurtosis)
+        assert [p.sum(), p @ x, p @ x**2, p @ x**4] == pytest.approx([1, 0, 1, kurtosis])
+    with pytest.raises(ValueError, match="kurtosis: expected a number >= 1, got 0.9"):
+        three_values(0.9)
+
+
+def test_the_fit_leaves_nothing_of_a_gaussian():
+    z, p = (v.numpy() for v in gaussian_nodes(1, 60))
+    (alpha, beta), left = stein_fit(z[:, 0], p)
+    assert [alpha, beta, left] == pytest.approx([0, 1, 0], abs=1e-5)
+    assert stein_fit(*three_values(1.0))[1] > 0.05
+
+
+def test_the_coin_is_at_rest():
+    decay = Decay(0.002, 0.3)
+    a, value = coin_minimum(decay)
+    assert value < 0.3 / (0.3 + 1 / 3) and 1 < a < 4
+    alone = clusters(torch.zeros(1, 0).double(), torch.ones(1, 1).double(), 1, nodes=1, spurious_nodes=100)
+    near = Weights(torch.zeros(3).double(), torch.tensor([[a], [-a], [0.0]]).double(), torch.full((3, 1), 0.6).double())
+    found = find_minimum(near, alone, decay, bias=False)
+    assert found.loss == pytest.approx(value, abs=1e-6)
+    assert float(found.theta.W.abs().max()) == pytest.approx(a, abs=1e-4)
+
+
+def test_courses_of_stored_rows():
+    rows = load("spurious")
+    plain = experiment.courses(rows)
+    assert plain["share"].shape == (5, 9) and plain["share"][0, 0] == pytest.approx(6.08298 / (6.08298 + 57.3486))
+    assert experiment.courses(rows, decay=1e-5)["loss"][1, -1] == pytest.approx(0.241457)
+    with pytest.raises(ValueError, match="changes: expected choices of a stored row"):
+        experiment.courses(rows, decay=0.5)
+
+
+@pytest.mark.parametrize("changes", [{"experts": 256, "decay": 1e-5}, {"scale": 1.5}, {"init": 0.25}, {"n": 5_000}])
+def test_stored_rows_again(changes):
+    pair = recompute("spurious", seed=3, **(experiment.BASE | {"steps": 3_000} | changes))
+    assert experiment.distance(pair) < 1e-3
+    pair.at["stored", "loss"] = [1.1 * v for v in pair.at["stored", "loss"]]
+    assert experiment.distance(pair) > 0.05
 
 
 def test_rows_of_the_experiment():

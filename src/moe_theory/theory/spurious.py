@@ -4,14 +4,16 @@ The network is softmax(W x + b) over constant experts, the rows of U; its square
 over Gauss-Hermite nodes. The inputs are x = (x1, x2): the target depends on x1 alone, x2 is an independent Gaussian.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import softmax
 from torch import Tensor
-from torch.func import grad, grad_and_value, hessian
+from torch.autograd.functional import hessian
 
 from moe_theory import _validate as check
 
@@ -68,6 +70,35 @@ def clusters(
     return Points(x, y.repeat_interleave(n * m, 0), (a[:, None] * c).flatten().repeat(k) / k)
 
 
+def specialists(
+    mean: Float[Tensor, "k r"], y: Float[Tensor, "k o"], spurious: int, rng: torch.Generator, *, scale: float = 1.0
+) -> Weights:
+    """An expert for each cluster: its logit a quarter of the log-likelihood, its answer the target and noise.
+
+    Args:
+        mean, y: of each cluster, as in `clusters`.
+        spurious: number of spurious directions, whose weights are random; scale: their standard deviation.
+        rng: draws them and the noise.
+    """
+    W2, off = (torch.randn(len(mean), n, generator=rng, dtype=mean.dtype) for n in (spurious, y.shape[1]))
+    return Weights(-mean.square().sum(1) / 8, torch.cat([mean / 4, scale * W2], 1), y + 0.3 * off)
+
+
+def two_experts(
+    mean: Float[Tensor, "k 1"], y: Float[Tensor, "k o"], border: float, spurious: int, rng: torch.Generator
+) -> Weights:
+    """A start with one expert for the clusters below `border` and one for those above; each answers their mean target.
+
+    Args:
+        mean, y, spurious, rng: as in `specialists`.
+        border: where the two logits are equal, if the spurious inputs are zero.
+    """
+    low = mean[:, 0] < border
+    W1 = torch.tensor([[-1.0], [1.0]], dtype=mean.dtype)
+    W2 = torch.randn(2, spurious, generator=rng, dtype=mean.dtype)
+    return Weights(-border * W1[:, 0], torch.cat([W1, W2], 1), torch.stack([y[low].mean(0), y[~low].mean(0)]))
+
+
 def prediction(theta: Weights, x: Float[Tensor, "n d"]) -> Float[Tensor, "n o"]:
     """sum_m softmax(W x + b)_m u_m, the paper's g_U(W x + b)."""
     return torch.softmax(x @ theta.W.T + theta.b, 1) @ theta.U
@@ -84,9 +115,21 @@ def loss(theta: Weights, points: Points, decay: Decay) -> Float[Tensor, ""]:
     return data_loss(theta, points) + penalty + decay.bias * theta.b.square().sum()
 
 
+def slope(value: Callable[..., Float[Tensor, ""]], theta: Weights, *more) -> Weights:
+    """The gradient of `value(theta, *more)` in all weights."""
+    leaves = Weights(*(t.detach().requires_grad_() for t in theta))
+    return Weights(*torch.autograd.grad(value(leaves, *more), leaves, materialize_grads=True))
+
+
 def bias_hessian(theta: Weights, points: Points) -> Float[Tensor, "M M"]:
     """H, the second derivative of the data's loss in the bias; a bias of zero counts where the router has none."""
-    return hessian(lambda b: data_loss(theta._replace(b=b), points))(theta.b)
+    return hessian(lambda b: data_loss(theta._replace(b=b), points), theta.b)
+
+
+def implied_decay(theta: Weights, points: Points) -> Decay:
+    """The coefficients under which W and U would not grow or shrink: -<W, dD/dW> / (2 |W|^2), and for U alike."""
+    down = slope(data_loss, theta, points)
+    return Decay(*(float(-(a * g).sum() / (2 * a.square().sum())) for a, g in ((theta.W, down.W), (theta.U, down.U))))
 
 
 def averaged_loss(
@@ -112,10 +155,36 @@ def descend(theta: Weights, points: Points, decay: Decay, *, rate: float, steps:
     """Gradient descent on the exact loss, weights after each step; without `bias` the router's stays as it is."""
     check.positive("rate", rate)
     for _ in range(check.integer("steps", steps, 1)):
-        slope = grad(loss)(theta, points, decay)
-        b = theta.b - rate * slope.b if bias else theta.b
-        theta = Weights(b, theta.W - rate * slope.W, theta.U - rate * slope.U)
+        up = slope(loss, theta, points, decay)
+        b = theta.b - rate * up.b if bias else theta.b
+        theta = Weights(b, theta.W - rate * up.W, theta.U - rate * up.U)
         yield theta
+
+
+class Carried(NamedTuple):
+    """A descent of T steps, and what the curvature in the bias alone makes of the spurious weights it began with.
+
+    Attributes:
+        spurious: W_2 before the first step and after each.
+        predicted: the same, as the product of the matrices of every step says.
+        lowest: smallest eigenvalue of H before each step.
+    """
+
+    spurious: Float[Tensor, "T+1 M s"]
+    predicted: Float[Tensor, "T+1 M s"]
+    lowest: Float[Tensor, " T"]
+
+
+def carried(theta: Weights, points: Points, decay: Decay, relevant: int, *, rate: float, steps: int) -> Carried:
+    """Descent from `theta`, and beside it W_2 <- W_2 - rate (H W_2 + 2 lambda_1 W_2), which never looks at its W_2."""
+    spurious, predicted, lowest = [theta.W[:, relevant:]], [theta.W[:, relevant:]], []
+    for after in descend(theta, points, decay, rate=rate, steps=steps):
+        H, W2 = bias_hessian(theta, points), predicted[-1]
+        lowest.append(torch.linalg.eigvalsh(H)[0])
+        predicted.append(W2 - rate * (H @ W2 + 2 * decay.router * W2))
+        spurious.append(after.W[:, relevant:])
+        theta = after
+    return Carried(*(torch.stack(v) for v in (spurious, predicted, lowest)))
 
 
 class Minimum(NamedTuple):
@@ -155,15 +224,18 @@ def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = T
         return loss(unpack(v), points, decay)
 
     def value_and_slope(v) -> tuple[float, np.ndarray]:
-        slope, at = grad_and_value(value)(torch.from_numpy(v))
-        return float(at), slope.numpy()
+        leaf = torch.as_tensor(v).requires_grad_()
+        at = value(leaf)
+        return float(at.detach()), torch.autograd.grad(at, leaf)[0].numpy()
 
-    slope, options = grad(value), {"gtol": 1e-7, "maxiter": 2_000}
+    options = {"gtol": 1e-7, "maxiter": 2_000}
     found = minimize(value_and_slope, whole[fixed:].numpy(), jac=True, method="BFGS", options=options)
     v = torch.from_numpy(found.x)
     for _ in range(4):
-        v = v - torch.linalg.pinv(hessian(value)(v), rtol=1e-9, hermitian=True) @ slope(v)
-    curvature, left = torch.linalg.eigvalsh(hessian(value)(v)), float(slope(v).abs().max())
+        up = torch.from_numpy(value_and_slope(v.clone())[1])
+        v = v - torch.linalg.pinv(hessian(value, v), rtol=1e-9, hermitian=True) @ up
+    up = torch.from_numpy(value_and_slope(v.clone())[1])
+    curvature, left = torch.linalg.eigvalsh(hessian(value, v)), float(up.abs().max())
     if not (left <= 1e-9 and curvature[0] >= -1e-9):
         raise RuntimeError(f"no minimum: the search ended at slope {left:.0e}, smallest curvature {curvature[0]:.0e}")
     return Minimum(unpack(v), float(value(v)), left, curvature)
@@ -187,6 +259,38 @@ def mode_rates(
         left = float(end.W[:, -1] @ v) / size
         measured.append((1 - left ** (1 / steps)) / rate)
     return (eigenvalue + 2 * decay.router).numpy(), np.array(measured)
+
+
+def coin_minimum(decay: Decay) -> tuple[float, float]:
+    """The best a, and its loss, of three constant experts behind logits (a x, -a x, 0), x ~ N(0, 1), target 1.
+
+    An independent route: the best answers come from normal equations, expectations are sums over an even grid.
+    """
+    x = np.linspace(-8, 8, 1601)
+    p = np.exp(-(x**2) / 2) / (2 * np.pi) ** 0.5 * 0.01
+
+    def value(a: float) -> float:
+        gates = softmax(np.outer(x, (a, -a, 0)), axis=1)
+        both = gates.T @ (p[:, None] * gates) + decay.experts * np.eye(3)
+        mean = p @ gates
+        return 1 - mean @ np.linalg.solve(both, mean) + 2 * decay.router * a * a
+
+    found = minimize_scalar(value, bounds=(1, 4), method="bounded")
+    return float(found.x), float(found.fun)
+
+
+def two_valleys(h: Float[np.ndarray, "*n"], w: float = 0.0) -> Float[np.ndarray, "*n"]:
+    """E phi(h + w xi), xi ~ N(0, 1), for phi(h) = 1 - exp(-h^2 / 2) / 2 - exp(-(h - 6)^2 / 2)."""
+    v = 1 + w**2
+    shallow, deep = (np.exp(-((h - c) ** 2) / 2 / v) / v**0.5 for c in (0, 6))
+    return 1 - shallow / 2 - deep
+
+
+def three_values(kurtosis: float) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"]]:
+    """Values and probabilities of a symmetric law of variance 1 on three points; at kurtosis 1 it is a coin."""
+    if check.positive("kurtosis", kurtosis) < 1:
+        raise ValueError(f"kurtosis: expected a number >= 1, got {kurtosis!r}")
+    return np.array([-1, 0, 1]) * kurtosis**0.5, np.array([0.5, kurtosis - 1, 0.5]) / kurtosis
 
 
 def quartic_minimum(
@@ -219,6 +323,19 @@ def bump_moments(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Floa
     bump = np.exp(-(off**2) / 2)
     first, second = -off * bump, (off**2 - 1) * bump
     return np.stack([first @ (x * p), first @ p, second @ p, second @ (x**2 * p)], 1)
+
+
+def stein_fit(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"], moments: int = 2) -> tuple[np.ndarray, float]:
+    """Least squares of E x phi' by the next `moments` of `bump_moments`: coefficients, and what is left of its norm.
+
+    Args:
+        x, p: values of the spurious input, and their probabilities.
+        moments: 2 for E phi' and E phi'', 3 for E x^2 phi'' as well.
+    """
+    of = bump_moments(x, p)
+    y, A = of[:, 0], of[:, 1 : check.integer("moments", moments, 1) + 1]
+    c = np.linalg.lstsq(A, y, rcond=None)[0]
+    return c, float(np.linalg.norm(A @ c - y) / np.linalg.norm(y))
 
 
 def relevant_share(W: Float[Tensor, "*batch M d"], relevant: int) -> Float[Tensor, "*batch"]:
