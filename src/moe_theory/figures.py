@@ -93,6 +93,13 @@ def band(ax, sizes, values, color: str, label: str | None = None, style: str = "
     ax.fill_between(sizes, *np.quantile(values, [0.05, 0.95], axis=1), color=color, alpha=0.2, lw=0)
 
 
+def spread(ax, x, y, color: str, label: str | None = None, style: str = "-") -> None:
+    """Means of `y` (sizes, repetitions), and the band from the least to the largest; dotted lines have open markers."""
+    face = "white" if style == ":" else color
+    ax.plot(x, y.mean(1), style, color=color, label=label, marker="o", ms=4, markerfacecolor=face)
+    ax.fill_between(x, y.min(1), y.max(1), color=color, alpha=0.2, lw=0)
+
+
 def plain_ticks(axis, values) -> None:
     """Ticks at `values` only, written as plain numbers, on a logarithmic axis; call it after plotting."""
     axis.set_major_locator(FixedLocator(values))

@@ -123,6 +123,15 @@ def test_the_legend_stands_above_the_axes(shown):
     assert legend.get_window_extent().y0 >= ax.get_window_extent().y1
 
 
+def test_a_spread_is_from_the_least_to_the_largest_about_the_mean():
+    fig, ax = figures.panels()
+    figures.spread(ax, [1, 2], np.array([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]]), "#0072B2", "open", ":")
+    (line,), (area,) = ax.lines, ax.collections
+    assert line.get_ydata().tolist() == [3, 4] and line.get_markerfacecolor() == "white"
+    assert area.get_paths()[0].get_extents().intervaly.tolist() == [1, 6]
+    plt.close(fig)
+
+
 def test_a_band_is_the_middle_of_the_values_about_their_root_mean_square(shown):
     _, ax = figures.panels()
     values = np.stack([np.linspace(1, 3, 21), np.linspace(10, 30, 21)])

@@ -65,3 +65,12 @@ def test_a_frozen_router_stays():
 def test_stored_rows_begin_as_they_are_computed(name, which):
     stored, now = experiments.recompute(name, **which)["first"]
     assert now == pytest.approx(stored, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_stored_row_ends_as_it_is_computed():
+    key = dict(figure="constant", model="frozen", n=256, start=1.0, steps=2_000, seed=0)
+    rows = experiments.load("routers_constant").to_dict("records")
+    (stored,) = (row for row in rows if all(row[name] == value for name, value in key.items()))
+    for name, value in routers.row(key).items():
+        assert value == pytest.approx(stored[name], rel=1e-2), name

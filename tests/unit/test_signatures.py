@@ -17,6 +17,7 @@ BY_POSITION = {
     "experiments/rates:near": ["seed"],
     "figures:band": ["label", "style"],
     "figures:panels": ["rows", "columns"],
+    "figures:spread": ["label", "style"],
     "measure/voronoi:voronoi_loss": ["kind", "r"],
     "models/experts:PatchCNN": ["seed"],
     "models/mixture:draw_measure": ["seed", "router_scale", "expert_scale"],

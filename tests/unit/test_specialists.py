@@ -70,6 +70,13 @@ def test_the_bias_gives_the_nearest_row():
     assert torch.equal((x @ w.T + s.nearest_row_bias(w)).argmax(1), torch.cdist(x, w).argmin(1))
 
 
+def test_a_long_row_wins_inputs_that_a_near_one_should_have():
+    w, home = torch.tensor([[3.0, 0.0], [6.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1, 2])
+    x, cluster = torch.tensor([[3.0, 0.1], [6.0, 0.1], [0.1, 3.0], [5.0, 0.0]]), torch.tensor([0, 1, 2, 0])
+    assert s.shares(x, cluster, w, home, bias=False) == (0.5, 0.75)
+    assert s.shares(x, cluster, w, home, bias=True) == (0.75, 1.0)
+
+
 def test_bounds_hold_and_rates_are_positive():
     rng = torch_stream(0, "chapter", 10, 93)
     mean = 3 * torch.randn(4, 12, generator=rng, dtype=torch.float64)
@@ -94,6 +101,17 @@ def test_descent_is_that_of_autograd():
         torch.testing.assert_close(course[step], u)
         v = u.clone().requires_grad_()
         u = u - 0.7 * torch.autograd.grad((pi @ v - y).square().sum(1).mean(), v)[0]
+
+
+def test_the_slope_of_the_router_is_that_of_autograd():
+    rng = torch_stream(0, "chapter", 10, 95)
+    x, w, y, u = (
+        torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((30, 4), (5, 4), (30, 2), (5, 2))
+    )
+    w.requires_grad_()
+    pi = (x @ w.T).softmax(1)
+    (slope,) = torch.autograd.grad((pi @ u - y).square().sum(1).mean(), w)
+    torch.testing.assert_close(s.router_slope(x, y, pi.detach(), u), slope)
 
 
 def test_bad_arguments():

@@ -158,6 +158,26 @@ def foreign_weight(
     return (logits.softmax(1) * (cluster[:, None] != home)).sum(1)
 
 
+def shares(
+    x: Float[Tensor, "n d"],
+    cluster: Int[Tensor, " n"],
+    w: Float[Tensor, "M d"],
+    home: Int[Tensor, " M"],
+    *,
+    bias: bool,
+) -> tuple[float, float]:
+    """Shares of the inputs whose largest logit is that of a specialist of their cluster, and that of the nearest row.
+
+    Args:
+        x: inputs; cluster: theirs.
+        w: rows; home: the cluster each came from.
+        bias: whether logits have the bias of `nearest_row_bias`.
+    """
+    sent = (x @ w.T + (nearest_row_bias(w) if bias else 0)).argmax(1)
+    nearest = torch.cdist(x, w).argmin(1)
+    return float((home[sent] == cluster).double().mean()), float((sent == nearest).double().mean())
+
+
 def descent_course(pi: Float[Tensor, "n M"], y: Float[Tensor, "n o"], eta: float, steps: int) -> Float[Tensor, "T M o"]:
     """Constant experts after 0, 1, ... steps of gradient descent from zero, with the gates as they are.
 
@@ -173,3 +193,17 @@ def descent_course(pi: Float[Tensor, "n M"], y: Float[Tensor, "n o"], eta: float
     for _ in range(check.integer("steps", steps, 1)):
         u.append(u[-1] - 2 * check.positive("eta", eta) * (P @ u[-1] - q))
     return torch.stack(u)
+
+
+def router_slope(
+    x: Float[Tensor, "n d"], y: Float[Tensor, "n o"], pi: Float[Tensor, "n M"], u: Float[Tensor, "M o"]
+) -> Float[Tensor, "M d"]:
+    """Gradient of the same loss in the router's rows: `(2/n) sum_i pi_m (u_m - F).(F - y_i) x_i`, `F = sum pi_m u_m`.
+
+    Args:
+        x: inputs; y: labels; pi: gates, a row for each input; u: constant experts.
+    """
+    F = pi @ u
+    off = F - y
+    pull = pi * (off @ u.T - (F * off).sum(1, keepdim=True))
+    return 2 * pull.T @ x / len(x)
