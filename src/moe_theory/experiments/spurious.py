@@ -42,7 +42,7 @@ def grid() -> list[dict]:
     return [BASE | run | {"seed": seed} for run in RUNS for seed in SEEDS]
 
 
-#: Eight experts to a cluster, so that none goes without one; means half as far apart; the start of PyTorch's linear
+#: Eight experts to a cluster; means half as far apart; the start of PyTorch's linear
 #: layers, a third of the variance; and batches and steps enough for Adam's rate to carry an expert to its label.
 WIDE = {"experts": 512, "scale": 1.5, "init": 0.577, "batch": 512, "steps": 9_000}
 DECAYS, WIDE_SEEDS = (0.0, 1e-6, 3e-6, 1e-5), SEEDS
