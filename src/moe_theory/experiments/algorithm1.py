@@ -9,6 +9,7 @@ from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training import Run, train_patch_moe
 
 N, PREFIX = 16_000, 50
+COEFFICIENTS = (0.01, 0.1, 1.0, 10.0)  # of the load-balancing loss in Table 9, which names none
 STEPS = {"as written": 2_000, "released": 601}
 SEEDS = range(10)
 
@@ -36,12 +37,13 @@ def longer() -> list[dict]:
 
 
 def balanced_linear() -> list[dict]:
-    """Table 9: linear experts with the load-balancing loss; the paper does not name its coefficient."""
+    """Table 9: linear experts with the load-balancing loss, over its coefficient."""
     return [
-        _key(setting, variant, "linear", seed, balance=0.01)
+        _key(setting, variant, "linear", seed, balance=balance)
         for seed in SEEDS
         for setting in list(SETTINGS)[:4]
         for variant in STEPS
+        for balance in COEFFICIENTS
     ]
 
 
