@@ -27,6 +27,7 @@ from moe_theory.theory.spurious import (
     slope,
     specialists,
     stein_fit,
+    stretched,
     three_values,
     two_experts,
     two_valleys,
@@ -34,6 +35,7 @@ from moe_theory.theory.spurious import (
 
 MEAN = torch.tensor([[-4.0], [0.0], [4.0]], dtype=torch.float64)
 Y = torch.tensor([[1.0], [-1.0], [0.5]], dtype=torch.float64)
+ROOT = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)  # of the covariance of two spurious inputs
 
 
 def weights(seed: int = 0) -> Weights:
@@ -77,8 +79,18 @@ def test_the_loss_of_one_expert_is_known():
 
 
 def test_slope_in_spurious_weights_is_curvature_in_the_bias():
-    theta, law = weights(), points(24)
-    assert torch.allclose(slope(data_loss, theta, law).W[:, 1:], bias_hessian(theta, law) @ theta.W[:, 1:], atol=1e-6)
+    theta, law = weights(), stretched(points(24), 1, ROOT)
+    assert torch.allclose(
+        slope(data_loss, theta, law).W[:, 1:], bias_hessian(theta, law) @ theta.W[:, 1:] @ ROOT @ ROOT.T, atol=1e-6
+    )
+
+
+def test_stretched_inputs_have_their_covariance_and_the_others_stay():
+    law, own = points(4), stretched(points(4), 1, ROOT)
+    x = own.x[:, 1:]
+    assert torch.equal(own.x[:, 0], law.x[:, 0]) and torch.equal(own.weight, law.weight)
+    assert torch.allclose(x.T @ (law.weight[:, None] * x), ROOT @ ROOT.T)
+    assert torch.allclose(ROOT @ law.x[7, 1:], x[7])
 
 
 def test_a_mean_adds_the_slope_of_the_bias():
@@ -95,19 +107,19 @@ def test_the_average_over_z_is_the_sum_over_its_nodes():
     theta, law = weights(), points(3)
     small = torch.cat([theta.W[:, :1], 0.8 * theta.W[:, 1:]], 1)
     z, p = gaussian_nodes(2, 2)
-    each = [data_loss(theta._replace(b=theta.b + 0.5 * theta.W[:, 1:] @ own, W=small), law) for own in z]
-    mean = averaged_loss(theta, law, 1, epsilon=0.2, variance=0.25, nodes=2)
+    each = [data_loss(theta._replace(b=theta.b + 0.5 * theta.W[:, 1:] @ ROOT @ own, W=small), law) for own in z]
+    mean = averaged_loss(theta, law, 1, root=ROOT, epsilon=0.2, variance=0.25, nodes=2)
     assert float(mean) == pytest.approx(float(p @ torch.stack(each)))
 
 
 def test_a_gaussian_is_shrunk_and_filled_up():
-    theta, law = weights(), points(20)
-    mean = averaged_loss(theta, law, 1, epsilon=0.3, variance=1 - 0.7**2, nodes=10)
+    theta, law = weights(), stretched(points(20), 1, ROOT)
+    mean = averaged_loss(theta, law, 1, root=ROOT, epsilon=0.3, variance=1 - 0.7**2, nodes=10)
     assert float(mean) == pytest.approx(float(data_loss(theta, law)), rel=1e-6)
-    root = averaged_loss(theta, law, 1, epsilon=0.3, variance=(1 - 0.7**2) ** 0.5, nodes=10)
+    root = averaged_loss(theta, law, 1, root=ROOT, epsilon=0.3, variance=(1 - 0.7**2) ** 0.5, nodes=10)
     assert abs(float(root - mean)) > 1e-4
     with pytest.raises(ValueError, match="variance: expected a finite number > 0"):
-        averaged_loss(theta, law, 1, epsilon=0.3, variance=0.0, nodes=4)
+        averaged_loss(theta, law, 1, root=ROOT, epsilon=0.3, variance=0.0, nodes=4)
 
 
 def test_a_minimum_has_no_spurious_weight():
@@ -196,9 +208,9 @@ def test_coefficients_that_a_minimum_implies():
 
 
 def test_descent_carried_by_curvature():
-    law, decay = points(12), Decay(1e-2, 1e-2)
+    law, decay = stretched(points(14), 1, ROOT), Decay(1e-2, 1e-2)
     theta = weights()
-    run = carried(theta, law, decay, 1, rate=0.05, steps=3)
+    run = carried(theta, law, decay, 1, C=ROOT @ ROOT.T, rate=0.05, steps=3)
     assert run.spurious.shape == run.predicted.shape == (4, 3, 2) and run.lowest.shape == (3,)
     assert torch.equal(run.spurious[0], theta.W[:, 1:]) and torch.equal(run.predicted[0], theta.W[:, 1:])
     assert torch.allclose(run.predicted, run.spurious, atol=1e-5)

@@ -70,6 +70,12 @@ def clusters(
     return Points(x, y.repeat_interleave(n * m, 0), (a[:, None] * c).flatten().repeat(k) / k)
 
 
+def stretched(points: Points, relevant: int, root: Float[Tensor, "s s"]) -> Points:
+    """The same law with x2 ~ N(0, C) for N(0, I), C = root root^T; x2 are the inputs after the first `relevant`."""
+    x1, x2 = points.x.tensor_split([check.integer("relevant", relevant, 0)], 1)
+    return points._replace(x=torch.cat([x1, x2 @ root.T], 1))
+
+
 def specialists(
     mean: Float[Tensor, "k r"], y: Float[Tensor, "k o"], spurious: int, rng: torch.Generator, *, scale: float = 1.0
 ) -> Weights:
@@ -133,21 +139,29 @@ def implied_decay(theta: Weights, points: Points) -> Decay:
 
 
 def averaged_loss(
-    theta: Weights, points: Points, relevant: int, *, epsilon: float, variance: float, nodes: int
+    theta: Weights,
+    points: Points,
+    relevant: int,
+    *,
+    root: Float[Tensor, "s s"],
+    epsilon: float,
+    variance: float,
+    nodes: int,
 ) -> Float[Tensor, ""]:
     """E_z of the data's loss at bias b + z, the spurious columns W_2 times 1 - epsilon (Appendix D).
 
     Args:
         theta, points: where, and the law of the data.
         relevant: number of columns of W before W_2.
+        root: the spurious inputs have the covariance C = root root^T.
         epsilon: how much W_2 shrinks.
-        variance: z is Gaussian with covariance `variance` times W_2 W_2^T.
+        variance: z is Gaussian with covariance `variance` times W_2 C W_2^T.
         nodes: of the quadrature over z, in each spurious direction.
     """
     W2 = theta.W[:, check.integer("relevant", relevant, 0) :]
     small = torch.cat([theta.W[:, :relevant], (1 - epsilon) * W2], 1)
     zeta, weight = gaussian_nodes(W2.shape[1], nodes)
-    b = theta.b + check.positive("variance", variance) ** 0.5 * zeta @ W2.T
+    b = theta.b + check.positive("variance", variance) ** 0.5 * zeta @ (W2 @ root).T
     return weight @ torch.stack([data_loss(theta._replace(b=own, W=small), points) for own in b])
 
 
@@ -175,13 +189,29 @@ class Carried(NamedTuple):
     lowest: Float[Tensor, " T"]
 
 
-def carried(theta: Weights, points: Points, decay: Decay, relevant: int, *, rate: float, steps: int) -> Carried:
-    """Descent from `theta`, and beside it W_2 <- W_2 - rate (H W_2 + 2 lambda_1 W_2), which never looks at its W_2."""
+def carried(
+    theta: Weights,
+    points: Points,
+    decay: Decay,
+    relevant: int,
+    *,
+    C: Float[Tensor, "s s"],
+    rate: float,
+    steps: int,
+) -> Carried:
+    """Descent from `theta`, and beside it W_2 <- W_2 - rate (H W_2 C + 2 lambda_1 W_2), which never looks at its W_2.
+
+    Args:
+        theta, points, decay: where it starts, the law of the data, the coefficients.
+        relevant: number of columns of W before W_2.
+        C: covariance of the spurious inputs.
+        rate, steps: of the descent.
+    """
     spurious, predicted, lowest = [theta.W[:, relevant:]], [theta.W[:, relevant:]], []
     for after in descend(theta, points, decay, rate=rate, steps=steps):
         H, W2 = bias_hessian(theta, points), predicted[-1]
         lowest.append(torch.linalg.eigvalsh(H)[0])
-        predicted.append(W2 - rate * (H @ W2 + 2 * decay.router * W2))
+        predicted.append(W2 - rate * (H @ W2 @ C + 2 * decay.router * W2))
         spurious.append(after.W[:, relevant:])
         theta = after
     return Carried(*(torch.stack(v) for v in (spurious, predicted, lowest)))
