@@ -13,6 +13,7 @@ from moe_theory.experiments.registry import rounded
 from moe_theory.measure.sparsity import average_sparsity, norm_ratio, shuffled
 from moe_theory.models.soft import SoftMoE
 from moe_theory.tasks.gaussians import Examples, GaussianMixture
+from moe_theory.theory.specialists import farthest_first, nearest_row_bias
 from moe_theory.training.batched import losses, train
 
 SEEDS, SIZES, N_TEST, BATCH = range(5), (256, 1024, 4096, 16384), 4096, 64
@@ -106,6 +107,27 @@ def readings(mixtures: SoftMoE, test: list[Examples]) -> dict[str, list]:
         "sparsity": [average_sparsity(p, part.cluster) for p, part in zip(pi, test, strict=True)],
         "used": [len(chosen.unique()) for chosen in mixtures.chosen(x)],
     }
+
+
+def three_starts(seed: int) -> dict[str, list]:
+    """`readings` of three mixtures after 500 steps, at a higher rate, that differ in their routers' starts only.
+
+    Near zero; at data (Theorem 2, but as many rows as clusters, farthest first); and so with the bias of the nearest row.
+
+    Args:
+        seed: draws clusters, examples and weights.
+    """
+    task = GaussianMixture(K, D, outputs=OUTPUTS, seed=seed)
+    examples, test = task.sample(8_192, seed), task.sample(8_192, seed + 1_000_003)
+    rows = examples.x[farthest_first(examples.x, K)]
+    mixtures, seeds = SoftMoE(D, OUTPUTS, K, seeds=[seed] * 3), [seed] * 3
+    with torch.no_grad():
+        mixtures.router.W[0][0] *= 0.1
+        mixtures.router.W[0][1:, 0] = rows
+        mixtures.router.b[0][2, 0] = nearest_row_bias(rows)
+    for _ in train(mixtures, [examples] * 3, steps=500, batch=BATCH, seeds=seeds, rate=1e-2, router_rate=3.2e-3):
+        pass
+    return readings(mixtures, [test] * 3)
 
 
 def live(key: dict) -> dict:
