@@ -112,7 +112,7 @@ def readings(mixtures: SoftMoE, test: list[Examples]) -> dict[str, list]:
 def three_starts(seed: int) -> dict[str, list]:
     """`readings` of three mixtures after 500 steps, at a higher rate, that differ in their routers' starts only.
 
-    Near zero; at data (Theorem 2, but as many rows as clusters, farthest first); and so with the bias of the nearest row.
+    Near zero; at data (Theorem 2, but farthest first, a row a cluster); and so with the bias of the nearest row.
 
     Args:
         seed: draws clusters, examples and weights.
