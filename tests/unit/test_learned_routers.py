@@ -57,6 +57,7 @@ def test_a_frozen_router_stays():
     ("name", "which"),
     [
         ("routers_constant", dict(model="frozen", n=256, seed=0)),
+        ("routers_constant", dict(model="learned", n=256, seed=0, steps=2_000)),
         ("routers_linear", dict(model="learned", n=256, seed=0)),
         ("routers_subspaces", dict(model="learned", n=1_024, seed=0)),
         ("routers_dense", dict(figure="linear", n=256, seed=0)),
@@ -67,9 +68,20 @@ def test_stored_rows_begin_as_they_are_computed(name, which):
     assert now == pytest.approx(stored, rel=1e-3)
 
 
+def test_the_short_row_is_the_beginning_of_a_long_one():
+    rows = experiments.load("routers_constant")
+    (short,), (long,) = (
+        rows.query(f"model == 'learned' and n == 256 and seed == 0 and steps == {steps}").to_dict("records")
+        for steps in (routers.short()["steps"], routers.STEPS)
+    )
+    assert short["first"] == long["first"]
+    assert all(short[name] == long[name][:1] for name in ("routed", "weighted"))
+
+
 @pytest.mark.slow
-def test_a_stored_row_ends_as_it_is_computed():
-    key = dict(figure="constant", model="frozen", n=256, start=1.0, steps=2_000, seed=0)
+@pytest.mark.parametrize("model", ["learned", "frozen"])
+def test_a_stored_row_ends_as_it_is_computed(model):
+    key = dict(figure="constant", model=model, n=256, start=1.0, steps=2_000, seed=0)
     rows = experiments.load("routers_constant").to_dict("records")
     (stored,) = (row for row in rows if all(row[name] == value for name, value in key.items()))
     for name, value in routers.row(key).items():

@@ -67,7 +67,8 @@ def test_farthest_first_takes_one_of_each_cluster():
 def test_the_bias_gives_the_nearest_row():
     rng = torch_stream(0, "chapter", 10, 92)
     x, w = torch.randn(50, 4, generator=rng), 3 * torch.randn(9, 4, generator=rng)
-    assert torch.equal((x @ w.T + s.nearest_row_bias(w)).argmax(1), torch.cdist(x, w).argmin(1))
+    assert torch.equal(s.logits(x, w, bias=True).argmax(1), torch.cdist(x, w).argmin(1))
+    torch.testing.assert_close(s.logits(x, w, bias=False), x @ w.T)
 
 
 def test_a_long_row_wins_inputs_that_a_near_one_should_have():

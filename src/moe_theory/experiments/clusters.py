@@ -13,6 +13,7 @@ from moe_theory.experiments.registry import rounded
 from moe_theory.measure.sparsity import average_sparsity, norm_ratio, shuffled
 from moe_theory.models.soft import SoftMoE
 from moe_theory.tasks.gaussians import Examples, GaussianMixture
+from moe_theory.theory.specialists import farthest_first, nearest_row_bias
 from moe_theory.training.batched import losses, train
 
 SEEDS, SIZES, N_TEST, BATCH = range(5), (256, 1024, 4096, 16384), 4096, 64
@@ -65,28 +66,68 @@ def trained(key: dict, until: int | None = None) -> tuple[SoftMoE, list[Examples
 
 
 def row(key: dict) -> dict:
-    """Means of squared errors and what the routers do, a number for each seed.
+    """Means of squared errors and what the routers do, a number for each seed: the `readings` on test examples, and
 
-    `routed` and `routed_train`: every input goes to one expert, on test and on training examples; `weighted` and
-    `weighted_train`: the experts are weighted as in training. `used`: experts that some test input goes to.
+    `early`: the test losses after the first steps; `routed_train`, `weighted_train`: the losses on training examples;
+    `shuffled`: the sparsity of the routers with their columns in another order; `norm_ratio`: that of their rows.
     """
     mixtures, examples, test, early = trained(key)
-    with torch.no_grad():
-        x = torch.stack([part.x for part in test])
-        pi, used = mixtures.probabilities(x), mixtures.chosen(x)
-        W = mixtures.router.W[0].detach()[:, 0]
+    W = mixtures.router.W[0].detach()[:, 0]
     mixed = [(part.x @ shuffled(w, s).T).softmax(-1) for part, w, s in zip(test, W, key["seeds"], strict=True)]
+    values = readings(mixtures, test)
     return {
         "early": early,
-        "routed": rounded(losses(mixtures, test), DIGITS),
+        "routed": rounded(values["routed"], DIGITS),
         "routed_train": rounded(losses(mixtures, examples), DIGITS),
-        "weighted": rounded(losses(mixtures, test, weighted=True), DIGITS),
+        "weighted": rounded(values["weighted"], DIGITS),
         "weighted_train": rounded(losses(mixtures, examples, weighted=True), DIGITS),
-        "sparsity": [round(average_sparsity(p, part.cluster), 4) for p, part in zip(pi, test, strict=True)],
+        "sparsity": [round(v, 4) for v in values["sparsity"]],
         "shuffled": [round(average_sparsity(p, part.cluster), 4) for p, part in zip(mixed, test, strict=True)],
-        "used": [len(u.unique()) for u in used],
+        "used": values["used"],
         "norm_ratio": [round(norm_ratio(w), 5) for w in W],
     }
+
+
+@torch.no_grad()
+def readings(mixtures: SoftMoE, test: list[Examples]) -> dict[str, list]:
+    """What each of R mixtures does on test examples of its own.
+
+    `routed`: the loss with every input sent to one expert; `weighted`: with the experts weighted as in training;
+    `sparsity`: experts that a cluster uses; `used`: experts that some input goes to.
+
+    Args:
+        mixtures: R of them.
+        test: R sets of one size.
+    """
+    x = torch.stack([part.x for part in test])
+    pi = mixtures.probabilities(x)
+    return {
+        "routed": losses(mixtures, test).tolist(),
+        "weighted": losses(mixtures, test, weighted=True).tolist(),
+        "sparsity": [average_sparsity(p, part.cluster) for p, part in zip(pi, test, strict=True)],
+        "used": [len(chosen.unique()) for chosen in mixtures.chosen(x)],
+    }
+
+
+def three_starts(seed: int) -> dict[str, list]:
+    """`readings` of three mixtures after 500 steps, at a higher rate, that differ in their routers' starts only.
+
+    Near zero; at data (Theorem 2, but farthest first, a row a cluster); and so with the bias of the nearest row.
+
+    Args:
+        seed: draws clusters, examples and weights.
+    """
+    task = GaussianMixture(K, D, outputs=OUTPUTS, seed=seed)
+    examples, test = task.sample(8_192, seed), task.sample(8_192, seed + 1_000_003)
+    rows = examples.x[farthest_first(examples.x, K)]
+    mixtures, seeds = SoftMoE(D, OUTPUTS, K, seeds=[seed] * 3), [seed] * 3
+    with torch.no_grad():
+        mixtures.router.W[0][0] *= 0.1
+        mixtures.router.W[0][1:, 0] = rows
+        mixtures.router.b[0][2, 0] = nearest_row_bias(rows)
+    for _ in train(mixtures, [examples] * 3, steps=500, batch=BATCH, seeds=seeds, rate=1e-2, router_rate=3.2e-3):
+        pass
+    return readings(mixtures, [test] * 3)
 
 
 def live(key: dict) -> dict:

@@ -68,6 +68,16 @@ def nearest_row_bias(w: Float[Tensor, "M d"]) -> Float[Tensor, " M"]:
     return -w.square().sum(1) / 2
 
 
+def logits(x: Float[Tensor, "n d"], w: Float[Tensor, "M d"], *, bias: bool) -> Float[Tensor, "n M"]:
+    """`w_m.x`, with the bias less `|w_m|^2 / 2`.
+
+    Args:
+        x: inputs; w: rows.
+        bias: whether `nearest_row_bias` is added.
+    """
+    return x @ w.T + (nearest_row_bias(w) if bias else 0)
+
+
 def gap_moments(mu: Float[Tensor, " d"], other: Float[Tensor, " d"]) -> tuple[float, float]:
     """Mean `|mu|^2 - mu.mu'` and variance `|mu - mu'|^2 + 2 |mu|^2 + 2 d` of the gap without bias.
 
@@ -154,8 +164,7 @@ def foreign_weight(
         w: rows; home: the cluster each came from.
         bias: whether logits have the bias of `nearest_row_bias`.
     """
-    logits = x @ w.T + (nearest_row_bias(w) if bias else 0)
-    return (logits.softmax(1) * (cluster[:, None] != home)).sum(1)
+    return (logits(x, w, bias=bias).softmax(1) * (cluster[:, None] != home)).sum(1)
 
 
 def shares(
@@ -173,7 +182,7 @@ def shares(
         w: rows; home: the cluster each came from.
         bias: whether logits have the bias of `nearest_row_bias`.
     """
-    sent = (x @ w.T + (nearest_row_bias(w) if bias else 0)).argmax(1)
+    sent = logits(x, w, bias=bias).argmax(1)
     nearest = torch.cdist(x, w).argmin(1)
     return float((home[sent] == cluster).double().mean()), float((sent == nearest).double().mean())
 
