@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from moe_theory.experiments import beyond
 from moe_theory.measure.sparsity import average_sparsity
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import SoftMoE
@@ -160,3 +161,11 @@ def test_the_best_experts_of_a_frozen_router_are_found_by_least_squares():
     assert best_frozen(pi, x, y) < 1e-9
     noisy = y + 0.3 * torch.randn(len(x), generator=rng, **F64)
     assert best_frozen(pi, x, noisy) == pytest.approx(0.09, rel=0.08)
+
+
+def test_a_row_of_sums_is_what_its_live_part_computes_again():
+    key = dict(c=8, n=512, steps=beyond.FIRST, seed=3)
+    whole, live = beyond.dictionary_row(key), beyond.dictionary_live(key)
+    assert {"learned", "sparsity", "sparsity_shuffled", "sparsity_atom", "sparsity_all", "first"} == set(live)
+    assert live == pytest.approx({name: whole[name] for name in live}, rel=1e-4)
+    assert "sparsity_frozen" in whole

@@ -65,9 +65,10 @@ def _gates(W: Tensor, x: Tensor) -> Tensor:
 
 
 def _sparsities(moe: SoftMoE, x: Tensor, cluster: Tensor, seed: int) -> dict:
-    """Of the learned router (the first), the same with its columns shuffled, and the frozen one (the second)."""
-    learned, frozen = moe.router.W[0].detach()[:2, 0]
-    routers = {"sparsity": learned, "sparsity_shuffled": shuffled(learned, seed), "sparsity_frozen": frozen}
+    """Of the learned router (the first), the same with its columns shuffled, and the frozen one if it is the second."""
+    learned, *frozen = moe.router.W[0].detach()[:2, 0]
+    routers = {"sparsity": learned, "sparsity_shuffled": shuffled(learned, seed)}
+    routers |= dict(zip(["sparsity_frozen"], frozen, strict=False))
     return {name: average_sparsity(_gates(W, x), cluster) for name, W in routers.items()}
 
 
@@ -99,6 +100,16 @@ def _sum_mixtures(key: dict, frozen: tuple[bool, ...] = (False, True)) -> tuple[
     return moe, data, test, sum(_learn(moe, data, key, DICTIONARY, frozen=frozen))
 
 
+def _sums_sparsities(moe: SoftMoE, test: Sums, seed: int) -> dict:
+    """Experts in use for one input, by three routers; for the inputs with one atom in common, and for all inputs."""
+    each, one = torch.arange(len(test.x)), torch.zeros(len(test.x), dtype=torch.long)
+    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
+    return _sparsities(moe, test.x, each, seed) | {
+        "sparsity_atom": average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten()),
+        "sparsity_all": average_sparsity(pi, one),
+    }
+
+
 def dictionary_row(key: dict) -> dict:
     """Losses of six networks; of the learned softmax how many experts it uses; and the start of its training.
 
@@ -116,12 +127,7 @@ def dictionary_row(key: dict) -> dict:
     for name, net in others.items():
         _learn(net, data, key, DICTIONARY)
         (values[name],) = _loss(net, test)
-    each, one = torch.arange(len(test.x)), torch.zeros(len(test.x), dtype=torch.long)
-    values |= _sparsities(moe, test.x, each, seed)
-    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
-    values["sparsity_atom"] = average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten())
-    values["sparsity_all"] = average_sparsity(pi, one)
-    return rounded(values | {"first": first}, 5)
+    return rounded(values | _sums_sparsities(moe, test, seed) | {"first": first}, 5)
 
 
 def _start(mixtures, key: dict) -> dict:
@@ -136,6 +142,5 @@ def tokens_live(key: dict) -> dict:
 def dictionary_live(key: dict) -> dict:
     """The start of a row's training, and its learned mixture, trained to the end: it needs no other beside it."""
     moe, _, test, _ = _sum_mixtures(key, (False,))
-    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
-    learned = {"learned": _loss(moe, test)[0], "sparsity": average_sparsity(pi, torch.arange(len(test.x)))}
+    learned = {"learned": _loss(moe, test)[0]} | _sums_sparsities(moe, test, key["seed"])
     return _start(_sum_mixtures, key) | rounded(learned, 5)
