@@ -10,12 +10,14 @@ from moe_theory.models.experts import patch_cnn
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.exploration import (
+    center_rates,
     coverage_probability,
     growth_rates,
     near_tie_bound,
     near_tie_probability,
     race,
     race_in_steps,
+    race_of_layer,
     runaway_bound,
     uniform_moments,
 )
@@ -121,9 +123,19 @@ def test_growth_rates_are_those_of_the_mean_gradient():
     W = 1e-4 * torch.randn(M, 2, 10, generator=torch.Generator().manual_seed(0), dtype=F64)
     pi, f = torch.full((400, M), 1 / M, dtype=F64), torch.zeros(400, dtype=F64)
     everyone = [expert_gradient(batch.x, batch.y, torch.full((400,), m), pi, f, W, _cubic()) for m in range(M)]
-    along_v = torch.stack(everyone).mean(0) @ task.v.T
-    expected = -growth_rates(batch) / (2 * M**2) * 3 * (W @ task.v.T) ** 2
-    assert (along_v - expected).abs().max() <= 1e-12 * expected.abs().max()
+    for u, rates in ((task.v, growth_rates(batch)), (task.c, center_rates(batch))):
+        along = torch.stack(everyone).mean(0) @ u.T
+        expected = -rates / (2 * M**2) * 3 * (W @ u.T) ** 2
+        assert (along - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+def test_the_race_of_a_layer_is_that_of_its_products():
+    task, layer = PatchTask(K=3, P=3, d=10, seed=2), PatchMoE(10, 4, 2, sigma_0=0.1, seed=1, dtype=F64)
+    nu, x_0 = torch.tensor([1.0, 1.1, 0.9], dtype=F64), layer.W.data @ task.v.T
+    x, cubes = race_of_layer(layer, task.v, nu, 1e-2, 30)
+    alone = race_in_steps(x_0[2].reshape(1, -1), torch.cat([nu, nu]), 1e-2, 30)
+    assert torch.equal(x[2], alone[0].view(2, 3)) and torch.equal(cubes[2], alone[1].view(2, 3))
+    assert torch.equal(layer.W.data @ task.v.T, x_0)
 
 
 def _cubic():

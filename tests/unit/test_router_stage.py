@@ -4,9 +4,11 @@ import torch
 
 from moe_theory.experiments.router_stage import _off, gap, off_start, watched
 from moe_theory.measure.inner import feature_ratios
-from moe_theory.measure.patch_layer import off_the_set
+from moe_theory.measure.patch_layer import off_the_set, sampling_errors
+from moe_theory.models.moe import PatchMoE
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.patches import PatchTask
+from moe_theory.training import expert_gradient, router_gradient
 
 
 def test_ratios_of_known_products():
@@ -65,3 +67,21 @@ def test_a_difference_is_not_hidden_by_nan():
     assert _off(np.array([0.0, np.nan, 1.0]), now) == 0.5
     assert np.isnan(_off(np.array([0.0, 1.0, 2.0]), now))
     assert _off(np.zeros(3), np.zeros(3)) == 0.0
+
+
+def test_sampling_errors_add_up_the_examples_own_gradients():
+    batch = PatchTask(K=3, P=4, d=10, seed=0).sample(6, 1, torch.float64)
+    layer, source = PatchMoE(10, 2, 3, sigma_0=1.0, seed=0, dtype=torch.float64), torch.Generator().manual_seed(0)
+    layer.router.theta.data = torch.randn(10, 2, generator=source, dtype=torch.float64)
+    m = torch.tensor([0, 1, 1, 0, 1, 1])
+    u, r = batch.v, batch.c
+    router, experts = 0, 0
+    for i in range(6):
+        one = slice(i, i + 1)
+        x, y = batch.x[one], batch.y[one]
+        to = x, y, m[one], layer.router(x).softmax(1).detach()
+        f = layer.dispatched(x, m[one]).detach()
+        router = router + (router_gradient(*to, f).T @ u.T) ** 2
+        experts = experts + (expert_gradient(*to, f, layer.W.data, layer.sigma) @ r.T) ** 2
+    for found, squares in zip(sampling_errors(batch, layer, m, u, r), (router, experts), strict=True):
+        assert torch.allclose(found, squares.sqrt() / 6)

@@ -102,3 +102,32 @@ def spread(parameters: dict[str, Tensor], train: PatchBatch, profession: Int[Ten
     h = train.x.sum(1) @ parameters["theta"]
     of_group = [h[train.cluster == c][:, profession == c] for c in range(len(train.v)) if (profession == c).sum() > 1]
     return max(float((g.amax(1) - g.amin(1)).max()) for g in of_group) if of_group else 0.0
+
+
+def sampling_errors(
+    batch: PatchBatch, layer: PatchMoE, m: Int[Tensor, " n"], u: Float[Tensor, "U d"], r: Float[Tensor, "R d"]
+) -> tuple[Float[Tensor, "M U"], Float[Tensor, "M J R"]]:
+    """Standard errors of a sample's gradients, if their expectations are zero (Chen et al. 2022, Eq. E.1, E.2).
+
+    Along a direction a gradient is the mean of one term an example; this is the root of the sum of the squares of
+    these terms, over n.
+
+    Args:
+        batch, layer: the sample and the layer; its router may read anything.
+        m: the expert that each example is sent to.
+        u, r: directions, for the router's gradient and for the filters'.
+
+    Returns:
+        Those of the router's gradient along u and of the filters' along r; 0 for an expert that gets no example.
+    """
+    n, i, y, W = len(batch), torch.arange(len(batch)), batch.y, layer.W.data
+    pi = layer.router(batch.x).softmax(1).detach()
+    f = layer.dispatched(batch.x, m).detach()
+    weight = -torch.sigmoid(-y * pi[i, m] * f) * pi[i, m] * y
+    sent = -pi * (weight * f)[:, None]
+    sent[i, m] += weight * f
+    router = (sent**2).T @ (batch.x.sum(1) @ u.T) ** 2
+    slope = layer.sigma.slope(torch.einsum("npd,njd->njp", batch.x, W[m]))
+    term = torch.einsum("n,njp,npr->njr", weight, slope, batch.x @ r.T)
+    experts = term.new_zeros(*W.shape[:2], len(r)).index_add_(0, m, term**2)
+    return router.sqrt() / n, experts.sqrt() / n

@@ -148,6 +148,28 @@ def race_in_steps(
     return x, cubes
 
 
+def race_of_layer(
+    layer: PatchMoE, v: Float[Tensor, "K d"], nu: Float[Tensor, " K"], eta: float, steps: int
+) -> tuple[Float[Tensor, "M J K"], Float[Tensor, "M J K"]]:
+    """The race in steps among all filters and signals of a layer of cubic experts (Lemmas E.6 to E.8, E.12).
+
+    Args:
+        layer: as it starts; it stays as it is.
+        v: the label signals.
+        nu: the sample's `growth_rates`.
+        eta, steps: as for `race_in_steps`.
+
+    Returns:
+        All `<w_mj, v_k>` after the last step, and `eta sum_t <w_mj, v_k>^3`.
+
+    Raises:
+        ValueError: for an eta or a number of steps that is not positive.
+    """
+    x_0 = layer.W.data @ v.T
+    x, cubes = race_in_steps(x_0.flatten(1), nu.repeat(x_0.shape[1]), eta, steps)
+    return x.view_as(x_0), cubes.view_as(x_0)
+
+
 def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
     """The rates nu_k at which a cubic expert learns the signals of a sample (Lemma E.5 without its O's).
 
@@ -159,6 +181,12 @@ def growth_rates(batch: Coefficients) -> Float[Tensor, " K"]:
     own = torch.bincount(batch.cluster, batch.alpha**3, minlength=K)
     foreign = torch.bincount(batch.other, batch.y * batch.epsilon * batch.gamma**3, minlength=K)
     return ((own + foreign) / len(batch)).to(batch.alpha)
+
+
+def center_rates(batch: Coefficients) -> Float[Tensor, " K"]:
+    """The same along the centers: `1/n sum_{i in Omega_k} y_i beta_i^3`, with expectation 0 (Lemma E.5)."""
+    K = int(batch.cluster.max()) + 1
+    return (torch.bincount(batch.cluster, batch.y * batch.beta**3, minlength=K) / len(batch)).to(batch.beta)
 
 
 def uniform_moments(
