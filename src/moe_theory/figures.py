@@ -100,6 +100,15 @@ def spread(ax, x, y, color: str, label: str | None = None, style: str = "-") -> 
     ax.fill_between(x, y.min(1), y.max(1), color=color, alpha=0.2, lw=0)
 
 
+def course(ax, steps, runs, color: str, label: str, *, style: str = "-", middle=np.mean) -> None:
+    """The middle of `runs` (runs, steps) at each step, and the band from the least to the largest.
+
+    `middle(runs, 0)` is the mean; on a logarithmic axis take `scipy.stats.gmean`.
+    """
+    ax.plot(steps, middle(runs, 0), style, color=color, label=label)
+    ax.fill_between(steps, runs.min(0), runs.max(0), color=color, alpha=0.25, lw=0)
+
+
 def plain_ticks(axis, values) -> None:
     """Ticks at `values` only, written as plain numbers, on a logarithmic axis; call it after plotting."""
     axis.set_major_locator(FixedLocator(values))
