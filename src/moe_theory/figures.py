@@ -138,8 +138,8 @@ def few_ticks(axis, values) -> None:
 
 
 def _caption(text: str) -> str:
-    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
-    return f'<figcaption class="mathjax_process">{formulas(text)}</figcaption>'
+    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter; on one line."""
+    return f'<figcaption class="mathjax_process">{formulas(" ".join(text.split()))}</figcaption>'
 
 
 def show(figure: Figure, caption: str, alt: str) -> None:
@@ -160,9 +160,10 @@ def show(figure: Figure, caption: str, alt: str) -> None:
     figure.savefig(data, format="png", dpi=150, facecolor="white")
     plt.close(figure)
     source = base64.b64encode(data.getvalue()).decode()
+    alt = html.escape(" ".join(alt.split()))
     display(
         HTML(
-            f'<figure class="book-figure"><img alt="{html.escape(alt)}" style="max-width:100%;height:auto" '
+            f'<figure class="book-figure"><img alt="{alt}" style="max-width:100%;height:auto" '
             f'src="data:image/png;base64,{source}">'
             f"{_caption(caption)}</figure>"
         )

@@ -50,8 +50,8 @@ def covered(batch: PatchBatch) -> dict[str, Bool[Tensor, " n"]]:
 def uncovered(task: PatchTask, way: str) -> tuple[float, float]:
     """Share of examples that are not covered: exactly, and its bound.
 
-    The 2K inner products of signals and noise are independent N(0, 1/tau^2) with tau = sqrt(d/(P-3))/sigma_p, so
-    the share is 1 - E[(2 Phi(tau b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-tau min b).
+    The 2K inner products of signals and noise are independent N(0, 1/omega^2) with omega = sqrt(d/(P-3))/sigma_p, so
+    the share is 1 - E[(2 Phi(omega b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-omega min b).
 
     Args:
         task: any with P >= 4; its strengths are uniform, and their mean is taken over 400 midpoints each.
@@ -69,7 +69,7 @@ def uncovered(task: PatchTask, way: str) -> tuple[float, float]:
     alpha, beta = (
         (low + (high - low) * middle).mul(a) for a, (low, high) in zip(share, (task.alpha, task.beta), strict=True)
     )
-    tau = math.sqrt(task.d / (task.P - 3)) / task.sigma_p
-    inside = torch.special.erf(tau * torch.minimum(alpha[:, None], beta) / math.sqrt(2))
-    least = tau * min(share[0] * task.alpha[0], share[1] * task.beta[0])
+    omega = math.sqrt(task.d / (task.P - 3)) / task.sigma_p
+    inside = torch.special.erf(omega * torch.minimum(alpha[:, None], beta) / math.sqrt(2))
+    least = omega * min(share[0] * task.alpha[0], share[1] * task.beta[0])
     return float(1 - (inside ** (2 * task.K)).mean()), 2 * task.K * math.erfc(least / math.sqrt(2))
