@@ -100,6 +100,15 @@ def spread(ax, x, y, color: str, label: str | None = None, style: str = "-") -> 
     ax.fill_between(x, y.min(1), y.max(1), color=color, alpha=0.2, lw=0)
 
 
+def course(ax, steps, runs, color: str, label: str, *, style: str = "-", middle=np.mean) -> None:
+    """The middle of `runs` (runs, steps) at each step, and the band from the least to the largest.
+
+    `middle(runs, 0)` is the mean; on a logarithmic axis take `scipy.stats.gmean`.
+    """
+    ax.plot(steps, middle(runs, 0), style, color=color, label=label)
+    ax.fill_between(steps, runs.min(0), runs.max(0), color=color, alpha=0.25, lw=0)
+
+
 def plain_ticks(axis, values) -> None:
     """Ticks at `values` only, written as plain numbers, on a logarithmic axis; call it after plotting."""
     axis.set_major_locator(FixedLocator(values))
@@ -129,8 +138,8 @@ def few_ticks(axis, values) -> None:
 
 
 def _caption(text: str) -> str:
-    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter."""
-    return f'<figcaption class="mathjax_process">{formulas(text)}</figcaption>'
+    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter; on one line."""
+    return f'<figcaption class="mathjax_process">{formulas(" ".join(text.split()))}</figcaption>'
 
 
 def show(figure: Figure, caption: str, alt: str) -> None:
@@ -151,9 +160,10 @@ def show(figure: Figure, caption: str, alt: str) -> None:
     figure.savefig(data, format="png", dpi=150, facecolor="white")
     plt.close(figure)
     source = base64.b64encode(data.getvalue()).decode()
+    alt = html.escape(" ".join(alt.split()))
     display(
         HTML(
-            f'<figure class="book-figure"><img alt="{html.escape(alt)}" style="max-width:100%;height:auto" '
+            f'<figure class="book-figure"><img alt="{alt}" style="max-width:100%;height:auto" '
             f'src="data:image/png;base64,{source}">'
             f"{_caption(caption)}</figure>"
         )

@@ -132,6 +132,30 @@ def test_a_spread_is_from_the_least_to_the_largest_about_the_mean():
     plt.close(fig)
 
 
+def test_captions_and_alternative_texts_are_one_line(shown):
+    figures.show(
+        figures.panels()[0],
+        """A caption
+of two lines.""",
+        """What is to be
+seen.""",
+    )
+    figures.table(pd.DataFrame({"a": [1.0]}), "A caption\nof a table.")
+    assert 'alt="What is to be seen."' in shown[0] and ">A caption of two lines.<" in shown[0]
+    assert ">A caption of a table.<" in shown[1]
+
+
+def test_a_course_is_the_middle_of_the_runs_and_their_range():
+    fig, ax = figures.panels()
+    runs = np.array([[1.0, 2.0], [4.0, 8.0]])
+    figures.course(ax, [50, 100], runs, "#0072B2", "mean")
+    figures.course(ax, [50, 100], runs, "#0072B2", "least", style="--", middle=np.min)
+    (mean, least), (area, _) = ax.lines, ax.collections
+    assert mean.get_ydata().tolist() == [2.5, 5] and least.get_ydata().tolist() == [1, 2]
+    assert area.get_paths()[0].get_extents().intervaly.tolist() == [1, 8] and least.get_linestyle() == "--"
+    plt.close(fig)
+
+
 def test_a_band_is_the_middle_of_the_values_about_their_root_mean_square(shown):
     _, ax = figures.panels()
     values = np.stack([np.linspace(1, 3, 21), np.linspace(10, 30, 21)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_theory.tasks.patches import PatchTask
-from moe_theory.theory.linear_mixtures import covered, disturbance, sign_vectors, two_ways
+from moe_theory.theory.linear_mixtures import covered, disturbance, sign_vectors, two_ways, uncovered
 
 
 @pytest.mark.parametrize("K", [1, 3, 4, 5])
@@ -30,3 +30,25 @@ def test_covered_examples_are_right_and_others_can_be_wrong(K):
     for way, (theta, w) in two_ways(batch).items():
         right = batch.y * (w[(s @ theta.T).argmax(1)] * s).sum(1) > 0
         assert right[safe[way]].all() and not right.all() and safe[way].any()
+
+
+@pytest.mark.parametrize("way", ["by cluster", "by sign"])
+@pytest.mark.parametrize("K, P, sigma_p", [(3, 4, 2.0), (4, 6, 1.0)])
+def test_as_many_examples_are_covered_as_the_formula_says(way, K, P, sigma_p):
+    task = PatchTask(K=K, P=P, d=30, sigma_p=sigma_p, seed=1)
+    exact, bound = uncovered(task, way)
+    share = 1 - covered(task.sample(40_000, 5, torch.float64))[way].double().mean().item()
+    assert share == pytest.approx(exact, abs=4 * (exact * (1 - exact) / 40_000) ** 0.5) and exact < bound
+
+
+def test_the_bound_is_nearly_exact_for_one_strength_and_little_noise():
+    task = PatchTask(d=50, alpha=(1.0, 1.0), beta=(2.0, 2.0), sigma_p=1.5)
+    exact, bound = uncovered(task, "by cluster")
+    assert 1e-5 < exact < bound < 1.001 * exact
+
+
+def test_a_bad_way_and_a_task_without_noise_are_refused():
+    with pytest.raises(ValueError, match="^way: expected"):
+        uncovered(PatchTask(), "by label")
+    with pytest.raises(ValueError, match="^task: expected noise patches"):
+        uncovered(PatchTask(P=3), "by sign")

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.tasks.patches import NOISE, PatchBatch
+from moe_theory.tasks.patches import NOISE, PatchBatch, PatchTask
 
 
 def sign_vectors(K: int) -> Float[Tensor, "M K"]:
@@ -45,3 +45,31 @@ def covered(batch: PatchBatch) -> dict[str, Bool[Tensor, " n"]]:
     z, K = disturbance(batch), len(batch.v)
     limits = {"by cluster": (batch.alpha, batch.beta / 2), "by sign": (batch.alpha / 2, batch.beta / K)}
     return {way: z < torch.minimum(*limit) for way, limit in limits.items()}
+
+
+def uncovered(task: PatchTask, way: str) -> tuple[float, float]:
+    """Share of examples that are not covered: exactly, and its bound.
+
+    The 2K inner products of signals and noise are independent N(0, 1/omega^2) with omega = sqrt(d/(P-3))/sigma_p, so
+    the share is 1 - E[(2 Phi(omega b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-omega min b).
+
+    Args:
+        task: any with P >= 4; its strengths are uniform, and their mean is taken over 400 midpoints each.
+        way: "by cluster" or "by sign".
+
+    Raises:
+        ValueError: for another way, or a task without noise patches.
+    """
+    share = {"by cluster": (1.0, 0.5), "by sign": (0.5, 1 / task.K)}[
+        check.choice("way", way, ("by cluster", "by sign"))
+    ]
+    if task.P < 4:
+        raise ValueError(f"task: expected noise patches, P >= 4, got P={task.P}")
+    middle = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    alpha, beta = (
+        (low + (high - low) * middle).mul(a) for a, (low, high) in zip(share, (task.alpha, task.beta), strict=True)
+    )
+    omega = math.sqrt(task.d / (task.P - 3)) / task.sigma_p
+    inside = torch.special.erf(omega * torch.minimum(alpha[:, None], beta) / math.sqrt(2))
+    least = omega * min(share[0] * task.alpha[0], share[1] * task.beta[0])
+    return float(1 - (inside ** (2 * task.K)).mean()), 2 * task.K * math.erfc(least / math.sqrt(2))
