@@ -6,8 +6,9 @@ a softmax probability; the output passes through a softmax and then through a cr
 applies another; the norm an expert's gradient is divided by adds the norms of its weights' and its
 biases' gradients; the load-balancing loss takes the mean noisy logit where Switch routing takes the
 mean probability; training stops as soon as a loss that is no new minimum is at most 0.314, or 0.02
-above the minimum; and the routing noise stays on at test time. "released, centered" is ours: the released
-variant with a load-balancing loss of rho_m - 1/M in place of rho_m, which does not move the mean logit.
+above the minimum; and the routing noise stays on at test time. Two more are ours: "released, to the end" makes all
+steps, and "released, centered" has a load-balancing loss with rho_m - 1/M in place of rho_m, which does not
+move the mean logit.
 """
 
 import math
@@ -92,4 +93,5 @@ VARIANTS = {
         lambda loss, least: loss > least and (loss <= 0.314 or loss > least + 0.02),
     ),
 }
+VARIANTS["released, to the end"] = replace(VARIANTS["released"], stops=VARIANTS["as written"].stops)
 VARIANTS["released, centered"] = replace(VARIANTS["released"], centered=True)
