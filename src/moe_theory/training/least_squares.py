@@ -250,7 +250,8 @@ def least_squares(
     check.integer("steps", steps, 1)
     if x.ndim != 3 or y.shape != x.shape[:2] or len(start) != len(x):
         raise ValueError(f"y, start: expected B = {len(x)} and n = {x.shape[1]}, got {tuple(y.shape)}, {len(start)}")
-    if not router.sphere and max(float(G.beta1.norm(dim=1).max()) for G in start) > radius:
+    # what this function returned, at the bound up to rounding, may start it again
+    if not router.sphere and max(float(G.beta1.norm(dim=1).max()) for G in start) > radius * (1 + 1e-12):
         raise ValueError(f"start: expected every |beta1| <= radius = {radius}")
     data, domain = problems(x, y, router, expert), Domain(router, router.bound(radius))
     state = State.start(torch.stack([unknowns(G, router) for G in start]), data)
