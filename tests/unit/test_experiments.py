@@ -219,7 +219,11 @@ def test_speed_is_read_from_where_it_is_written():
             ["first_differ", "first_reads", "first_vote", "first_by_labels"],
         ),
         ("linear_cubic_picture", dict(activation="cubic", seed=6), ["first_loss", "first_router"]),
-        ("moe_balanced", dict(setting="setting 2", variant="released", seed=3), ["prefix_test", "prefix_loss"]),
+        (
+            "moe_balanced",
+            dict(setting="setting 2", variant="released", balance=0.01, seed=3),
+            ["prefix_test", "prefix_loss"],
+        ),
         (
             "moe_same_start",
             dict(variant="as written", experts=8, balance=0.03, seed=1),
