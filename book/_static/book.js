@@ -25,8 +25,9 @@ function filterLedger(form, rows) {
 }
 
 // A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
+// An inline box has no width of its own (clientWidth 0) and never scrolls.
 function markScrolling(box) {
-  const scrolls = box.classList.contains("wide") || box.scrollWidth > box.clientWidth + 1;
+  const scrolls = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
   box.classList.toggle("scrolls", scrolls);
   if (scrolls) box.tabIndex = 0;
   else box.removeAttribute("tabindex");
