@@ -79,6 +79,20 @@ def test_page_reads_offline(browser, page, width, scheme):
     tab.context.close()
 
 
+def test_a_window_that_changes_marks_only_what_scrolls(browser):
+    """The same boxes are marked after narrowing and widening as at first, and no formula that fits its line."""
+    marked = "() => [...document.querySelectorAll('article .scrolls')].map(e => e.tagName + e.innerText.slice(0, 40))"
+    fitting = "() => document.querySelectorAll('article mjx-container.scrolls:not([display]):not(.wide)').length"
+    tab, _ = opened(browser, "notebooks/12_beyond_gaussians.html")
+    first = tab.evaluate(marked)
+    for width in (360, 1280):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.evaluate("() => new Promise(requestAnimationFrame)")
+        assert tab.evaluate(fitting) == 0, width
+    assert tab.evaluate(marked) == first and first
+    tab.context.close()
+
+
 def has_boxes_cards_and_exercises(tab):
     for selector in (".proof.theorem, .proof.definition", ".claim-card", ".exercise", ".solution"):
         assert tab.locator(selector).count() > 0, selector
