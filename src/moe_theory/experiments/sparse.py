@@ -32,13 +32,7 @@ DIGITS = 5  # of what is stored
 SHOWN = 2_000  # training examples over which the loss of a stage is averaged
 VOCABULARY = 1_000
 RATE = 0.001  # of MLP and CNN in the paper (5.2)
-RATES = (
-    0.05,
-    0.005,
-    0.001,
-    0.0005,
-    0.00005,
-)  # at which a trained network is measured; the last is the paper's for BERT
+RATES = (0.05, 0.005, 0.0005, 0.00005)  # at which a trained network is measured besides; the last is that of BERT
 
 
 class Task(NamedTuple):
