@@ -83,6 +83,41 @@ def test_estimates_stay_below_the_means_over_their_segment_unless_sets_flip(k):
     assert bool((above[0] > 1.1).any() or (above[1] > 1.1).any()) == (k == 2)  # where sets flip the bound is broken
 
 
+def test_changed_sets_are_those_of_the_estimator():
+    model, x, y = network(2)
+    ends = est.two_steps(model, x, y, 1.0, 30, 8, 3)
+    changed, parts = est.changed_sets(model, x, y, ends), torch.zeros(30, 8).double()
+    torch.testing.assert_close(
+        changed.where.double().mean(1), estimate(model, x, y, 1.0, draws=30, batch=8, seed=3).flips
+    )
+    parts[changed.where] = changed.apart
+    torch.testing.assert_close(parts.mean(1), est.parts_of_eps(model, x, y, 1.0, 30, batch=8, seed=3)[1])
+
+
+def test_a_jump_by_routers_that_exclude_one_expert():
+    model, x, y = network(2)
+    ends = est.two_steps(model, x, y, 1.0, 30, 8, 3)
+    changed = est.changed_sets(model, x, y, ends)
+    draw, i = changed.where.nonzero()[0].tolist()
+    j, losses, bias = ends.third[draw, i], [], model.block.router.b.detach().clone()
+    for theta in (ends.one[draw], ends.two[draw]):
+        (out,) = (est.vector_losses(model)(theta, x[j : j + 1], y[j : j + 1])[1][0] == 0).nonzero()[0]
+        with torch.no_grad():
+            model.block.router.b[out] = -1e9
+            losses.append(loss_at(model, est.parameter_vector(model), x[j : j + 1], y[j : j + 1]))
+            model.block.router.b.copy_(bias)
+    torch.testing.assert_close((losses[0] - losses[1]).abs().detach()[0], changed.jump[0])
+
+
+def test_slopes_and_jumps_predict_short_steps():
+    model, x, y = network(2)
+    ends = est.two_steps(model, x, y, 0.01, 200, 8, 3)
+    changed = est.changed_sets(model, x, y, ends)
+    found, L = est.slopes_and_jumps(model, x, y, ends, changed), estimate(model, x, y, 0.01, batch=8, seed=3).L
+    assert changed.where.any(1).sum() > 3
+    torch.testing.assert_close(found, L, rtol=0.05, atol=0)
+
+
 def test_first_order_prediction_and_a_wrong_one():
     model, x, y = network(3)
     gaussian, _ = est.first_order_eps(est.example_gradients(model, x, y), 1e-3, 20)

@@ -136,6 +136,7 @@ SLOW = {  # smoke profiles of more than about a second
     "moe_same_start",
     "moe_tables",
     "outcome",
+    "sparse_at_length",
     "sparse_training",
     "voronoi_lse",
     "voronoi_starts",

@@ -137,6 +137,13 @@ def test_products_with_windows_are_convolutions():
     assert windows(x, 5).shape == (3, 36, 25)
 
 
+def test_a_network_is_the_same_in_training_and_in_evaluation_mode():
+    network = SparseCNN(28, 10, 5, rule=topk_softmax, k=5, heads="single", seed=3).double()
+    x = torch.randn(4, 1, 28, 28, generator=rng(2), dtype=torch.float64)
+    one, two = (network.train(mode)(x, torch.zeros(4, 5))[0] for mode in (True, False))
+    torch.testing.assert_close(one, two)
+
+
 def test_bad_side_of_an_image_is_named():
     with pytest.raises(ValueError, match="^side: expected a multiple of 4, got 14"):
         SparseCNN(14, 10, 5, rule=topk_softmax, k=2, heads="single", seed=0)

@@ -2,8 +2,8 @@
 
 What the paper leaves open, and what a machine without an accelerator cannot do, is set here: means and
 scales of the Gaussians, widths, manual pages in place of Banking77, a small transformer pretrained here
-in place of BERT, and steps and rates of the shorter runs. The MLP is also trained exactly as long as in
-the paper and at its rate.
+in place of BERT, and steps and rates of the shorter runs. `at_length` trains MLP and CNN as long as the
+paper does, at its rate, and looks at what training leaves at other rates.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,6 +31,8 @@ STAGES = {"all": (0, 0.05, 0.25, 1), "ends": (0, 1), "none": ()}  # shares of tr
 DIGITS = 5  # of what is stored
 SHOWN = 2_000  # training examples over which the loss of a stage is averaged
 VOCABULARY = 1_000
+RATE = 0.001  # of MLP and CNN in the paper (5.2)
+RATES = (0.05, 0.005, 0.0005, 0.00005)  # at which a trained network is measured besides; the last is that of BERT
 
 
 class Task(NamedTuple):
@@ -179,16 +181,36 @@ def _key(task: str, arm: Arm, k: int, seed: int, rate: float, steps: int) -> dic
     return dict(task=task, **arm._asdict(), k=k, seed=seed, rate=round(rate, 6), steps=steps)
 
 
+def long_grid() -> list[dict]:
+    """MLP and CNN at the paper's rate over 100 passes, five seeds, under three rules, which are one at K = M.
+
+    Besides, the transformer under the first rule, as in `grid`.
+    """
+    text, arms = TASKS["manual pages"], ARMS[:3]
+    kinds = {"gaussians": (RATE, 7_900), "fashion-mnist": (RATE, 23_500)}  # 100 passes in batches of 256, rounded up
+    rows = [
+        _key(name, arm, k, seed, *kind)
+        for name, kind in kinds.items()
+        for seed in SEEDS
+        for arm in arms
+        for k in TOP_K
+        if arm is arms[0] or k < 5
+    ]
+    rows += [_key("manual pages", arms[0], k, s, text.rate, text.steps) for s in SEEDS for k in TOP_K]
+    # the network that takes longest last, its first rule first
+    return sorted(rows, key=lambda row: (row["task"] == "fashion-mnist", row["rule"] != arms[0].rule))
+
+
 def smoke(rows: list[dict]) -> list[dict]:
     """The first row of two arms of the Gaussians, ten steps long."""
     first = [row for row in rows if row["task"] == "gaussians" and row["k"] == 1 and row["seed"] == 0]
-    return [{**row, "steps": 10} for row in (first[0], first[4])]
+    return [{**row, "steps": 10} for row in (first[0], first[min(4, len(first) - 1)])]
 
 
 def start(key: dict) -> tuple[SparseNetwork, float]:
-    """The network of a row before training, and the mean kept mass P_T of its softmax over all experts."""
+    """The network of a row before training, in evaluation mode, and the mean kept mass P_T of its softmax over all."""
     task = TASKS[key["task"]]
-    network = task.network(rule=RULES[key["rule"]], k=key["k"], heads=key["heads"], seed=key["seed"])
+    network = task.network(rule=RULES[key["rule"]], k=key["k"], heads=key["heads"], seed=key["seed"]).eval()
     state = network.state_dict()
     network.load_state_dict({**state, **_pretrained(key["task"], key["seed"])})
     x = task.data()[0].x[:SHOWN]
@@ -203,7 +225,7 @@ def start(key: dict) -> tuple[SparseNetwork, float]:
 @cache
 def _pretrained(task: str, seed: int) -> dict[str, Tensor]:
     """What pretraining leaves in the layers outside the router: the same for every rule, K and kind of heads."""
-    network = TASKS[task].network(rule=topk_softmax, k=1, heads="single", seed=seed)
+    network = TASKS[task].network(rule=topk_softmax, k=1, heads="single", seed=seed).eval()
     TASKS[task].pretrain(network, TASKS[task].data()[0], torch.Generator().manual_seed(stream(seed, 1)))
     return {name: value for name, value in network.state_dict().items() if "router" not in name}
 
@@ -220,22 +242,37 @@ def row(key: dict) -> dict:
     return {**curves, **_tested(network, TASKS[key["task"]].data()[1], rng), **stages}
 
 
-def beginning(key: dict, until: int) -> dict:
-    """What `row` records up to step `until`, from a training that stops there; no test.
+def at_length(key: dict) -> dict:
+    """`row`, and under the first rule the estimators of the trained network at RATES.
+
+    These are lists over `at`, named as in `summary` with "at_" before. The network is trained in training
+    mode, in which convolutions are computed as such.
+    """
+    network, rng, curves, stages = _followed(key, key["steps"], training=True)
+    train, test = TASKS[key["task"]].data()
+    at, seed = RATES if key["rule"] == ARMS[0].rule else (), stream(key["seed"], 4)
+    found = [summary(estimate(network, *train, rate=rate, seed=seed)) for rate in at]
+    rates = {f"at_{name}": rounded([f[name] for f in found], DIGITS) for name in _summaries()}
+    return {**curves, **_tested(network, test, rng), **stages, "at": list(at), **rates}
+
+
+def beginning(key: dict, until: int, *, training: bool = False) -> dict:
+    """What `row`, or in training mode `at_length`, records up to step `until`, from a training that stops there.
 
     Raises:
         ValueError: for a step outside the training.
     """
     if check.integer("until", until, 0) > key["steps"]:
         raise ValueError(f"until: expected at most steps = {key['steps']}, got {until}")
-    _, _, curves, stages = _followed(key, until)
+    _, _, curves, stages = _followed(key, until, training=training)
     return {**curves, **stages}
 
 
-def _followed(key: dict, until: int) -> tuple[SparseNetwork, torch.Generator, dict, dict]:
+def _followed(key: dict, until: int, *, training: bool = False) -> tuple[SparseNetwork, torch.Generator, dict, dict]:
     """Network and generator after `until` steps of a row's training, and what was recorded: curves, stages."""
     task, train = TASKS[key["task"]], TASKS[key["task"]].data()[0]
     network, kept = start(key)
+    network.train(training)
     rng = torch.Generator().manual_seed(stream(key["seed"], 2))
     optimizer = torch.optim.SGD(network.parameters(), key["rate"])
     training = fit(entropy(network, rng), batches(train, task.batch, until, rng), optimizer)
@@ -326,5 +363,10 @@ def summary(draws: Draws) -> dict[str, float]:
 
 def _columns(found: list[dict[str, float]]) -> dict[str, list[float]]:
     """One list for each measured quantity, over the stages."""
-    names = ["stage", "train_loss", *summary(Draws(*torch.ones(6, 2)))]
+    names = ["stage", "train_loss", *_summaries()]
     return rounded({name: [values[name] for values in found] for name in names}, DIGITS)
+
+
+def _summaries() -> list[str]:
+    """The names in a `summary`."""
+    return list(summary(Draws(*torch.ones(6, 2))))

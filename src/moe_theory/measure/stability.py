@@ -275,7 +275,7 @@ def estimate(
     batch: int = BATCH,
     seed: int = 0,
 ) -> Draws:
-    """The estimators of all draws: networks stacked with torch.func, gradients of examples never formed.
+    """The estimators of all draws, in evaluation mode: networks stacked with torch.func, no example's gradient formed.
 
     Args:
         model: maps (x, noise) to logits of classes and gates, see `Routed`.
@@ -290,7 +290,12 @@ def estimate(
     """
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed=seed)
-    parts = [_estimate(model, x, y, rate, part) for part in plan.chunks(chunk(model))]
+    mode = model.training
+    model.eval()
+    try:
+        parts = [_estimate(model, x, y, rate, part) for part in plan.chunks(chunk(model))]
+    finally:
+        model.train(mode)
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
         raise ValueError("model: expected two steps on different batches to lead apart, got the same point")

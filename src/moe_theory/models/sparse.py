@@ -107,11 +107,18 @@ def windows(x: Float[Tensor, "n c H W"], size: int) -> Float[Tensor, "n L q"]:
     return F.unfold(x, size, padding=(size - 1) // 2, stride=2).mT
 
 
+def convolved(layer: Linear, x: Float[Tensor, "n c H W"], size: int) -> Float[Tensor, "n out H2 W2"]:
+    """The layer at all `windows(x, size)`, in the places they were taken from, without forming them."""
+    kernel = layer.W.view(-1, x.shape[1], size, size)
+    return F.conv2d(x, kernel, layer.b, stride=2, padding=(size - 1) // 2)
+
+
 class SparseCNN(SparseNetwork):
     """The CNN-MoE of smooth2025, 5.1.2: two convolutions, then the sparse block.
 
-    Convolutions 1-8 (5x5) and 8-8 (2x2), both with stride 2 and ReLU, written as products with the
-    image's windows: products of stacked matrices are faster than stacked convolutions.
+    Convolutions 1-8 (5x5) and 8-8 (2x2), both with stride 2 and ReLU. In training mode they are computed as
+    such; in evaluation mode as products with the image's windows, since the estimators of stability stack
+    networks, and products of stacked matrices are faster than stacked convolutions.
 
     Args:
         side: height and width of an image, a multiple of 4.
@@ -131,8 +138,13 @@ class SparseCNN(SparseNetwork):
     def forward(self, x: Float[Tensor, "n 1 side side"], noise: Float[Tensor, "n M"]):
         """Logits and gates (n, M)."""
         n, _, side, _ = x.shape
-        z = torch.relu(self.first(windows(x, 5))).mT.reshape(n, 8, side // 2, side // 2)
-        return self.block(torch.relu(self.second(windows(z, 2))).flatten(1), noise)
+        if self.training:
+            z = torch.relu(convolved(self.first, x, 5))
+            z = torch.relu(convolved(self.second, z, 2)).flatten(2).mT
+        else:
+            z = torch.relu(self.first(windows(x, 5))).mT.reshape(n, 8, side // 2, side // 2)
+            z = torch.relu(self.second(windows(z, 2)))
+        return self.block(z.flatten(1), noise)
 
 
 class SparseTransformer(SparseNetwork):

@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from scipy.integrate import quad
 from scipy.stats import norm
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.func import grad, hessian, jvp, vmap
 from moe_theory import _validate as check
 from moe_theory.measure import stability
 from moe_theory.measure.stability import BATCH, Batches, Routed, chunk, draw_batches, losses
+from moe_theory.models.sparse import SparseMLP
 
 
 def parameter_vector(model: Routed) -> Float[Tensor, "P"]:
@@ -125,6 +127,57 @@ def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int =
     middle = (torch.arange(check.integer("nodes", nodes, 1)) + 0.5) / nodes
     found = [evaluate(ends.one + float(t) * way, u, *data) for t in middle]
     return Segment(*(torch.stack(part).mean((0, 2)) for part in zip(*found, strict=True)))
+
+
+class Changed(NamedTuple):
+    """The inputs of D draws whose selected set differs between Theta_1 and Theta_2, C of them.
+
+    Attributes:
+        where: (D, b) which inputs these are; apart: (C,) how far their two losses are apart.
+        jump: (C,) how far the loss of the network before both steps is apart with the one set and the other.
+    """
+
+    where: Bool[Tensor, "D b"]
+    apart: Float[Tensor, "C"]
+    jump: Float[Tensor, "C"]
+
+
+def changed_sets(model: SparseMLP, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], ends: Steps) -> Changed:
+    """The inputs that change their set between the two networks of each draw, and what that does to their losses.
+
+    Args:
+        model, x, y: a network with the softmax over the selected experts, and its training set.
+        ends: what `two_steps` gives.
+    """
+    each, third = vmap(vector_losses(model), chunk_size=100), (x[ends.third], y[ends.third])
+    (l1, pi1), (l2, pi2) = (each(theta, *third) for theta in (ends.one, ends.two))
+    where = ((pi1 > 0) != (pi2 > 0)).any(-1)
+    with torch.no_grad():
+        one, two = (_loss_of_sets(model, third[0][where], third[1][where], pi[where] > 0) for pi in (pi1, pi2))
+    return Changed(where, (l1 - l2).abs()[where], (one - two).abs())
+
+
+def _loss_of_sets(model: SparseMLP, x: Tensor, y: Tensor, kept: Bool[Tensor, "n M"]) -> Float[Tensor, "n"]:
+    """Losses with the selected sets given, all else as it is."""
+    pi = model.block.router(x).masked_fill(~kept, -torch.inf).softmax(-1)
+    return F.cross_entropy((pi[..., None] * model.block.experts(x)).sum(-2), y, reduction="none")
+
+
+def slopes_and_jumps(model: SparseMLP, x: Tensor, y: Tensor, ends: Steps, changed: Changed) -> Float[Tensor, "D"]:
+    """L of each draw, put together from slopes half-way where the set is the same, and the network's jumps where not.
+
+    Args:
+        model, x, y, ends: as in `changed_sets`; changed: what that gives.
+    """
+    each, way = vector_losses(model), ends.two - ends.one
+
+    def along(theta: Tensor, u: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return jvp(lambda w: each(w, x, y)[0], (theta,), (u,))[1]
+
+    middle, third = (ends.one + ends.two) / 2, (x[ends.third], y[ends.third])
+    part = vmap(along, chunk_size=100)(middle, way, *third).detach().abs()
+    part[changed.where] = changed.jump
+    return part.mean(1) / way.norm(dim=1)
 
 
 def first_order_eps(g: Float[Tensor, "n P"], rate: float, batch: int) -> tuple[float, float]:
