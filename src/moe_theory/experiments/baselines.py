@@ -1,4 +1,4 @@
-"""Logistic regression on the data of the three sparse networks: what a network without experts should be held against."""
+"""Logistic regression on the data of the three sparse networks: what a network should be held against."""
 
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -28,7 +28,7 @@ def features(x: Tensor) -> Tensor:
 
 
 def row(key: dict) -> dict:
-    """Test accuracy in percent, after `iterations` of at most ITERATIONS; to the sum of the losses |W|^2 / 2 is added."""
+    """Test accuracy in percent; `iterations` of at most ITERATIONS. To the sum of losses |W|^2 / 2 is added."""
     train, test = TASKS[key["task"]].data()
     x, y = (part[: key["examples"]] for part in train)
     model = LogisticRegression(max_iter=ITERATIONS).fit(features(x).numpy(), y.numpy())
