@@ -126,6 +126,7 @@ def test_command_line(tiny, capsys, monkeypatch):
 
 
 SLOW = {  # smoke profiles of more than about a second
+    "baselines",
     "exploration",
     "exponents",
     "many_draws",
@@ -245,6 +246,7 @@ def test_speed_is_read_from_where_it_is_written():
             dict(figure="2b", router="perturbed", n=1000, rep=5),
             ["L3_start", "L3", "expert", "regression"],
         ),
+        ("baselines", dict(task="gaussians"), ["test_accuracy"]),
         ("one_too_many", dict(router="cosine", phi="tanh", k=3, n=1000, rep=1), ["sse", "expert", "direction"]),
         ("contact", dict(router="perturbed", expert="tanh", split="across", gap=0.1), ["distance"]),
         (
@@ -296,6 +298,23 @@ def test_stored_estimates_before_training_tell_the_truth(k):
     found = sparse.summary(estimate(network, *train, rate=key["rate"], seed=sparse.stream(key["seed"], 4)))
     for name, value in found.items():
         assert value == pytest.approx(stored[name][0], rel=0.02, abs=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [2, 5])
+def test_the_first_window_of_a_long_training_tells_the_truth(k):
+    """The first 101 of the CNN's 23,500 steps. Rounding is amplified by training, hence the tolerance."""
+    try:
+        sparse.images()
+    except ValueError as missing:
+        pytest.skip(str(missing))
+    which = dict(task="fashion-mnist", rule="topk_softmax", k=k, seed=0)
+    (key,) = (row for row in sparse.long_grid() if which.items() <= row.items())
+    rows = experiments.load("sparse_at_length")
+    (stored,) = rows[(rows[list(key)] == pd.Series(key)).all(axis=1)].to_dict("records")
+    found = sparse.beginning({**key, "measured": "none"}, 101, training=True)
+    for name in ("loss", "variance", "router_gradient", "expert_gradient"):
+        assert found[name] == pytest.approx(stored[name][:1], rel=0.002), name
 
 
 @pytest.mark.slow
