@@ -39,7 +39,7 @@ def test_both_experts_go_straight_and_one_alone_goes_along_the_axes():
     assert float(turns(both).max()) < 1e-6 and torch.allclose(excess_length(both), torch.ones(50).double())
     one = turns(walk(x, torch.eye(2, dtype=torch.float64)[coins]))
     changed = coins[:, 1:, 0] != coins[:, :-1, 0]
-    assert torch.allclose(one, 90.0 * changed, atol=1e-5)
+    assert torch.allclose(one, 90.0 * changed.double(), atol=1e-5)
 
 
 def test_the_turn_of_many_inputs_follows_the_limit():

@@ -182,7 +182,7 @@ def test_the_bound_without_convexity_holds_and_lies_above_that_of_convex_losses(
 
 
 def test_routed_experts_are_the_experts_one_by_one():
-    x, y, start, alphas = problems(SQUARES, T=2)
+    x = problems(SQUARES, T=2)[0]
     theta, pi = torch.randn(2, 4, 2, dtype=torch.float64), torch.rand(2, 3, 4, dtype=torch.float64)
     score = (routed_experts(x, pi) @ theta.flatten(1)[..., None])[..., 0]
     assert torch.allclose(score, torch.einsum("bum,bmd,bud->bu", pi, theta, x))
