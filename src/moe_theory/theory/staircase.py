@@ -41,10 +41,11 @@ def excess_length(path: Float[Tensor, "r t 2"]) -> Float[Tensor, " r"]:
 def limiting_turn() -> float:
     """c, in degrees: the mean turn of top-1 is c / sqrt(b) for many inputs b a step, each with its own coin.
 
-    A step has the direction `(theta_1 s_1, theta_2 s_2)`, where s_i, the part of `sum x^2 / b` that the coin gives
-    to expert i, has mean 1/6, and `s_1 - s_2` the variance `E x^4 / b = 1 / (5 b)`. So the angle has the standard
-    deviation `(sin 2 phi / 2) 6 / sqrt(5 b)`, and two independent such angles differ by `2 / sqrt(pi)` of it.
+    A step has the direction `(theta_1 s_1, theta_2 s_2)`, where s_i, the part of `sum x^2 / b` that the coins give
+    to expert i, has mean 1/6, and `delta = s_2 - s_1` the variance `E x^4 / b = 1 / (5 b)`. That turns its angle by
+    `6 delta sin(2 phi) / 2`, and, since theta_i becomes `(1 - 2 ALPHA s_i) theta_i`, the mean angle of the next step
+    the other way by `rho delta sin(2 phi) / 2`.
     """
-    phi = math.atan2(START[1], START[0])
-    deviation = math.sin(2 * phi) / 2 * 6 / math.sqrt(5)
-    return math.degrees(2 / math.sqrt(math.pi) * deviation)
+    phi, rho = math.atan2(START[1], START[0]), 2 * ALPHA / (1 - ALPHA / 3)
+    deviation = math.sin(2 * phi) / 2 * math.sqrt((6**2 + (6 + rho) ** 2) / 5)
+    return math.degrees(math.sqrt(2 / math.pi) * deviation)
