@@ -87,7 +87,7 @@ def test_what_quadrature_in_the_plane_computes(monkeypatch):
     jump = lambda x: x[..., 0]  # noqa: E731
     found = [f(theta, 1, loss) for f in (rg.mean_gradient, rg.boundary_term, rg.risk_differences)]
     found += [f(jump, draw(2), draw(())) for f in (rg.disc_integral, rg.circle_term)]
-    assert {t.device.type for t in (*found, *rg.plane_nodes(theta), rg.turned(theta, 0.1))} == {"meta"}
+    assert {t.device.type for t in (*found, *rg.plane_nodes(theta))} == {"meta"}
     assert {t.device.type for t in th._pieces([-1.0, 0.5, 1.0], torch.device("meta"))} == {"meta"}
 
 
@@ -106,7 +106,7 @@ G, X, SAMPLE = draw_measure(2, 2, 0), uniform_inputs(60, 2, 1), PatchTask(K=3, d
 THETA, AT, LOSS = real(3, 2), real(1)[0], rg.affine_loss(real(3, 2), real(3), softmax_topk)
 ON_THE_CPU = {
     "rays": lambda: rg.boundary_rays(THETA, 2),
-    "slope along a turn": lambda: rg.along_turn(THETA, 0.3, LOSS),
+    "boundary term": lambda: rg.boundary_term(THETA, 1, LOSS),
     "threshold": lambda: th.threshold_risk(AT, softmax_topk),
     "threshold under noise": lambda: th.noisy_threshold_risk(AT, 0.3),
     "learners": lambda: th.learn_threshold(topk_softmax, [torch.Generator().manual_seed(s) for s in (0, 1)], steps=3),

@@ -1,27 +1,29 @@
 import math
+import re
 
 import pytest
 import torch
 
 from moe_theory.models.routers import MLPRouter, MultiHeadRouter
 from moe_theory.models.rules import RULES, gumbel, sampled_topk, softmax_topk, topk_set, topk_softmax
+from moe_theory.models.systems import SYSTEMS
 from moe_theory.theory import router_gradient
 from moe_theory.theory.router_gradient import (
     Ray,
     affine_loss,
-    along_turn,
     boundary_rays,
     boundary_term,
     circle_term,
     disc_integral,
+    equation_20,
     kept_mass,
     logit_jacobian,
     mean_gradient,
     plane_nodes,
     plane_risk,
+    reaches_router,
     risk_differences,
     top1_norm,
-    turned,
 )
 
 
@@ -77,6 +79,37 @@ def test_a_linear_router_is_its_own_heads(rule, k):
     outputs = [torch.einsum("nm,moi,ni->no", rule.gates(h, k), f, x).tanh().mean() for h in (one, many)]
     (single,), multi = torch.autograd.grad(outputs[0], theta), torch.autograd.grad(outputs[1], heads)
     assert (single - torch.stack(multi, 1)).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_equation_20_corrected_is_that_of_autograd(k):
+    x, f, W = draw(6), draw(4, 3, seed=1), draw(4, 5, 6, seed=2)  # a head's logit is sum tanh(W x)
+    h_of = lambda W: (W @ x).tanh().sum(-1)  # noqa: E731
+    dh = torch.autograd.functional.jacobian(h_of, W)  # (j, head, 5, 6)
+    exact = torch.autograd.functional.jacobian(lambda W: softmax_topk.gates(h_of(W), k) @ f, W)
+    printed, corrected = equation_20(h_of(W), f, dh, k)
+    assert corrected.shape == exact.shape and (corrected - exact).abs().max() < 1e-14
+    chosen = topk_set(h_of(W), k)
+    assert (printed[:, ~chosen] == 0).all()
+    assert ((printed - exact)[:, chosen].abs().max() < 1e-14) == (k == 1)
+
+
+def test_which_systems_reach_the_router_with_one_expert():
+    h, f, noise = draw(20, 10), draw(20, 10, 2, seed=1), gumbel((20, 10), torch.Generator().manual_seed(2)).double()
+    for system in SYSTEMS:
+        found = reaches_router(system.gate, 1, h, f, noise)
+        sums_to_one = "divide" in system.about or re.search(
+            r"(logits|those|keep K.*), softmax|softmax over those", system.about
+        )
+        assert found == ("zero" if sums_to_one else "not zero"), system.name
+        for k in system.used:
+            gates = system.gate(h, k, noise)
+            assert ((gates > 0).sum(-1) == k).all() and bool((gates.sum(-1) - 1).abs().max() < 1e-12) == bool(
+                sums_to_one
+            )
+            assert reaches_router(system.gate, k, h, f, noise) == ("zero" if sums_to_one and k == 1 else "not zero")
+    f[:10] = 0.0
+    assert reaches_router(softmax_topk, 1, h, f, noise) == "mixed"
 
 
 def test_zero_exactly_where_the_selected_experts_agree():
@@ -156,13 +189,6 @@ def test_affine_loss_is_that_of_the_gates(rule):
     h = x @ theta.T
     direct = ((rule(h, 2) * (x @ W.T + c)).sum(-1) - x[:, 0].sin()) ** 2
     assert (affine_loss(W, c, rule)(theta, x, topk_set(h, 2)) - direct).abs().max() < 1e-14
-
-
-def test_along_a_turn_the_slope_is_mean_gradient_plus_boundary_term():
-    theta, loss = draw(3, 2, seed=5), plane_loss(3, softmax_topk, 6)
-    assert (turned(theta, math.pi / 2) - theta @ torch.tensor([[0.0, 1], [-1, 0]]).double()).abs().max() < 1e-15
-    slope, inner, edge = along_turn(theta, 0.7, loss)
-    assert abs(slope - inner - edge) < 1e-7 and min(abs(slope), abs(inner), abs(edge)) > 1e-3
 
 
 def test_boundary_term_of_a_disc_in_closed_form():

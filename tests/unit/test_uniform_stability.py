@@ -7,13 +7,19 @@ import torch
 
 from moe_theory.theory.uniform_stability import (
     LOGISTIC,
+    SIGMOID,
     SQUARES,
     averaged_experts,
     exact_stability,
     hardt_bound,
+    hill,
+    hill_witness,
     huber,
     huber_witness,
     neighbours,
+    nonconvex_bound,
+    random_problems,
+    routed_experts,
     smoothness_of,
 )
 
@@ -133,6 +139,66 @@ def test_averaged_experts_divide_the_step(loss):
     assert not torch.allclose(exact_stability(loss, x, y, start, alphas / 8**0.5, 2)[0], eight, rtol=1e-2)
 
 
+def test_the_sigmoid_loss_has_the_constants_it_states():
+    z = torch.linspace(-4, 4, 8001, dtype=torch.float64).requires_grad_()
+    for y in (torch.ones_like(z), -torch.ones_like(z)):
+        slope = torch.autograd.grad(SIGMOID.value(z, y).sum(), z)[0]
+        assert torch.allclose(slope, SIGMOID.slope(z.detach(), y), atol=1e-12)
+        assert float(slope.abs().max()) == pytest.approx(1 / 4, rel=1e-12)
+        curvature = slope.diff() / z.detach().diff()
+        assert float(curvature.max()) == pytest.approx(SIGMOID.curvature, rel=1e-5)
+        assert float(curvature.min()) == pytest.approx(-SIGMOID.curvature, rel=1e-5)
+
+
+def test_the_hill_and_its_ramps_have_the_slopes_they_state():
+    loss, z = hill(1.3, 2.0), torch.linspace(-1, 1, 9, dtype=torch.float64).requires_grad_()
+    for label, expected in ((1.0, 1.3 + 0 * z), (-1.0, -1.3 + 0 * z), (0.0, -2.0 * z)):
+        y = torch.full_like(z, label)
+        slope = torch.autograd.grad(loss.value(z, y).sum(), z)[0]
+        assert torch.allclose(slope, expected) and torch.allclose(slope, loss.slope(z, y))
+
+
+@pytest.mark.parametrize(("n", "T", "batch"), [(2, 1, 1), (2, 6, 1), (5, 4, 1), (4, 3, 2), (3, 5, 3)])
+def test_the_hill_attains_the_bound_without_convexity(n, T, batch):
+    L, beta = 1.3, 0.7
+    loss, *parts = hill_witness(T, L, beta)
+    eps, largest = exact_stability(loss, *parts, n, batch)
+    s = float(parts[3][0, 0]) * beta
+    assert (1 + s) ** T == pytest.approx(2, rel=1e-12) and float(largest) == pytest.approx(L, rel=1e-12)
+    closed = 2 * L**2 / (beta * (n - 1)) * ((1 + (1 - 1 / n) * s) ** T - 1)
+    bound = nonconvex_bound(largest, torch.tensor([beta], dtype=torch.float64), parts[3], n)
+    assert float(eps) == pytest.approx(closed, rel=1e-12) and float(bound) == pytest.approx(closed, rel=1e-12)
+    assert closed <= 2 * L**2 / (beta * n) * ((1 + s) ** T - 1) * (1 + 1e-12)  # the simpler bound
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_bound_without_convexity_holds_and_lies_above_that_of_convex_losses(batch):
+    x, y, w, alphas = random_problems(SIGMOID, 20, 3, torch.Generator().manual_seed(0))
+    L, beta = x.norm(dim=2).amax(1) / 4, smoothness_of(SIGMOID, x)
+    bound = nonconvex_bound(L, beta, alphas, 3)
+    assert (exact_stability(SIGMOID, x, y, w, alphas, 3, batch)[0] <= bound).all()
+    assert (bound > hardt_bound(L, alphas, 3)).all()
+    assert torch.allclose(nonconvex_bound(L, beta, alphas, 1), hardt_bound(L, alphas, 1), rtol=1e-13)
+
+
+def test_routed_experts_are_the_experts_one_by_one():
+    x = problems(SQUARES, T=2)[0]
+    theta, pi = torch.randn(2, 4, 2, dtype=torch.float64), torch.rand(2, 3, 4, dtype=torch.float64)
+    score = (routed_experts(x, pi) @ theta.flatten(1)[..., None])[..., 0]
+    assert torch.allclose(score, torch.einsum("bum,bmd,bud->bu", pi, theta, x))
+    same = routed_experts(x, torch.full((2, 3, 4), 1 / 4, dtype=torch.float64))
+    assert torch.allclose(same, averaged_experts(x, 4))
+
+
+def test_random_problems_have_the_steps_they_state():
+    x, y, w, alphas = random_problems(LOGISTIC, 40, 3, torch.Generator().manual_seed(1))
+    share = alphas * smoothness_of(LOGISTIC, x)[:, None] / 2
+    assert torch.allclose(share[::2], torch.ones(20, 3, dtype=torch.float64))
+    assert float(share[1::2].min()) > 0.05 and float(share.max()) < 1 + 1e-12
+    assert set(y.flatten().tolist()) == {1.0, -1.0} and w.shape == (40, 4)
+    assert {int(v) for v in (x[:, 0] != 0).sum(1)} == {1, 2, 3, 4}
+
+
 def test_bad_arguments_are_named():
     parts = problems(SQUARES, T=2)
     with pytest.raises(ValueError, match=r"^batch: expected at most n = 2, got 3"):
@@ -151,6 +217,14 @@ def test_bad_arguments_are_named():
         averaged_experts(parts[0], 0)
     with pytest.raises(ValueError, match=r"^T:"):
         huber_witness(0)
+    with pytest.raises(ValueError, match=r"^T:"):
+        hill_witness(0)
+    with pytest.raises(ValueError, match=r"^T:"):
+        random_problems(SQUARES, 2, 0, torch.Generator())
+    with pytest.raises(ValueError, match=r"^L:"):
+        hill(0.0, 1.0)
+    with pytest.raises(ValueError, match=r"^n:"):
+        nonconvex_bound(torch.ones(1), torch.ones(1), torch.ones(1, 2), 0)
     with pytest.raises(ValueError, match=r"^a:"):
         huber_witness(1, a=-1.0)
     with pytest.raises(ValueError, match=r"^beta:"):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.rules import Rule, softmax_topk, topk_set, with_softmax
+from moe_theory.models.systems import Gate
 
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
@@ -60,6 +61,37 @@ def logit_jacobian(
     gates = share * chosen
     F = (gates[..., None] * f).sum(-2, keepdim=True)
     return gates[..., None] * f - share[..., None] * F
+
+
+def equation_20(
+    h: Float[Tensor, " M"], f: Float[Tensor, "M o"], dh: Float[Tensor, "M M *p"], k: int
+) -> tuple[Float[Tensor, "o M *p"], Float[Tensor, "o M *p"]]:
+    """Derivative of F with a softmax over all in the parameters of every head: smooth2025, Eq. 20, as printed, with
+    its last factor the derivative of logit j, and corrected.
+
+    Args:
+        h: logits; f: outputs of all M experts; k: experts selected, those of the k largest logits.
+        dh: `dh[j, m]`, the derivative of logit j in the parameters of head m.
+
+    Raises:
+        ValueError: for a k outside 1..M, or NaN logits.
+    """
+    pi, chosen = torch.softmax(check.finite("h", h), -1), topk_set(h, k)
+    factor = (pi * chosen)[:, None] * (torch.eye(len(h)).to(pi) - pi)  # pi_j (delta_jm - pi_m)
+    printed = torch.einsum("jm,jo,jm...->om...", factor, f, dh)
+    corrected = torch.einsum("mo,mm...->om...", logit_jacobian(h, f, k, softmax_topk), dh)
+    return printed, corrected
+
+
+def reaches_router(
+    gate: Gate, k: int, h: Float[Tensor, "n M"], f: Float[Tensor, "n M o"], noise: Float[Tensor, "n M"]
+) -> str:
+    """Whether dF/dh of the layer with a gate is "zero" at every input, "not zero" at every input, or "mixed"."""
+    total = lambda h: torch.einsum("nm,nmo->o", gate(h, k, noise), f)  # noqa: E731
+    size = torch.autograd.functional.jacobian(total, h).square().sum((0, 2)).sqrt()  # of (o, n, M)
+    if size.max() < 1e-14:
+        return "zero"
+    return "not zero" if size.min() > 1e-6 else "mixed"
 
 
 def kept_mass(h: Float[Tensor, "*batch M"], k: int) -> Float[Tensor, "*batch"]:
@@ -219,23 +251,6 @@ def risk_differences(
             moved.view(-1)[i] += at * step
             slope.view(-1)[i] += weight * plane_risk(moved, k, loss) / (12 * step)
     return slope
-
-
-def turned(theta: Float[Tensor, "M 2"], angle: float) -> Float[Tensor, "M 2"]:
-    """The rows of theta, turned clockwise by the angle (radians)."""
-    c, s = math.cos(angle), math.sin(angle)
-    return theta @ theta.new_tensor([[c, s], [-s, c]])
-
-
-def along_turn(theta: Float[Tensor, "M 2"], angle: float, loss: PlaneLoss) -> tuple[float, float, float]:
-    """Slope of the risk in the angle by which theta is turned, mean gradient and boundary term; K = 1.
-
-    The slope is a central difference of `plane_risk`; the two others are derivatives along the turn.
-    """
-    now, direction = turned(theta, angle), turned(theta, angle + math.pi / 2)
-    ahead, back = (float(plane_risk(turned(theta, angle + e), 1, loss)) for e in (1e-5, -1e-5))
-    parts = mean_gradient(now, 1, loss), boundary_term(now, 1, loss)
-    return (ahead - back) / 2e-5, *(float((part * direction).sum()) for part in parts)
 
 
 def _circle(device: torch.device) -> Float[Tensor, "n 2"]:

@@ -1,13 +1,15 @@
-"""Uniform stability of SGD on convex losses (smooth2025, Theorems 1 and 3; Hardt, Recht and Singer 2016).
+"""Uniform stability of SGD (smooth2025, Theorems 1 and 3; Hardt, Recht and Singer 2016).
 
-A loss here is a convex function of a linear score `<w, x>`. On a universe of a few points every data set, every
-neighbour and every sequence of batches can be enumerated, so `exact_stability` is the number the theorems bound.
+A loss here is a function of a linear score `<w, x>`, convex unless it says otherwise. On a universe of a few points
+every data set, every neighbour and every sequence of batches can be enumerated, so `exact_stability` is the number
+the theorems bound.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,8 +20,9 @@ from moe_theory import _validate as check
 
 @dataclass(frozen=True)
 class Loss:
-    """`value(z, y)` of a score z and a response y, with its derivative `slope(z, y)` in z and the largest
-    `curvature` of it. Along every line the size of the slope has to be largest at an end (see `exact_stability`)."""
+    """`value(z, y)` of a score z and a response y, with its derivative `slope(z, y)` in z and the largest size of
+    the `curvature`. Along every line the size of the slope has to be largest at an end for the constant that
+    `exact_stability` returns to serve; it is not for `SIGMOID`, whose slope is at most 1/4 in size."""
 
     value: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
@@ -28,6 +31,10 @@ class Loss:
 
 SQUARES = Loss(lambda z, y: (z - y).square() / 2, lambda z, y: z - y, 1.0)
 LOGISTIC = Loss(lambda z, y: torch.nn.functional.softplus(-y * z), lambda z, y: -y * torch.sigmoid(-y * z), 0.25)
+#: Not convex, with values in [0, 1]: the probability that a logistic model gives to the wrong label.
+SIGMOID = Loss(
+    lambda z, y: torch.sigmoid(-y * z), lambda z, y: -y * torch.sigmoid(z) * torch.sigmoid(-z), 1 / (6 * 3**0.5)
+)
 
 
 def huber(L: float, beta: float) -> Loss:
@@ -42,6 +49,17 @@ def huber(L: float, beta: float) -> Loss:
     return Loss(value, lambda z, y: (beta * (z - y)).clamp(-L, L), beta)
 
 
+def hill(L: float, beta: float) -> Loss:
+    """`L y z` for y = 1 or -1; for y = 0 the top of a hill, `-beta z^2 / 2`, whose slope is at most L for
+    `|z| <= L / beta`."""
+    L, beta = check.positive("L", L), check.positive("beta", beta)
+    return Loss(
+        lambda z, y: torch.where(y == 0, -beta * z.square() / 2, L * y * z),
+        lambda z, y: torch.where(y == 0, -beta * z, L * y),
+        beta,
+    )
+
+
 def hardt_bound(L: Float[Tensor, " B"], alphas: Float[Tensor, "B T"], n: int) -> Float[Tensor, " B"]:
     """`(2 L^2 / n) sum_t alpha_t`, for convex L-Lipschitz beta-smooth losses and every `alpha_t <= 2 / beta`.
 
@@ -50,8 +68,21 @@ def hardt_bound(L: Float[Tensor, " B"], alphas: Float[Tensor, "B T"], n: int) ->
     return 2 * L.square() * alphas.sum(1) / check.integer("n", n, 1)
 
 
+def nonconvex_bound(
+    L: Float[Tensor, " B"], beta: Float[Tensor, " B"], alphas: Float[Tensor, "B T"], n: int
+) -> Float[Tensor, " B"]:
+    """Stability without convexity: L times r, with `r <- (1 + (1 - 1/n) alpha_t beta) r + 2 alpha_t L / n` from 0.
+
+    For one step size it is `2 L^2 ((1 + (1 - 1/n) alpha beta)^T - 1) / (beta (n - 1))`, for n = 1 `2 L^2 alpha T`.
+    """
+    others, r = 1 - 1 / check.integer("n", n, 1), torch.zeros_like(L)
+    for alpha in alphas.unbind(1):
+        r = (1 + others * alpha * beta) * r + 2 * alpha * L / n
+    return L * r
+
+
 def smoothness_of(loss: Loss, x: Float[Tensor, "B u d"]) -> Float[Tensor, " B"]:
-    """beta, the largest curvature of `loss(<w, x>, y)` in w over the points x."""
+    """beta, the largest size of the curvature of `loss(<w, x>, y)` in w over the points x."""
     return loss.curvature * x.square().sum(2).amax(1)
 
 
@@ -63,6 +94,13 @@ def neighbours(points: int, n: int) -> Int[Tensor, "R points n"]:
     check.integer("points", points, 2)
     rest = list(combinations_with_replacement(range(points), check.integer("n", n, 1) - 1))
     return torch.tensor([[(a, *r) for a in range(points)] for r in rest])
+
+
+def _in_span(x: Float[Tensor, "B u d"], start: Float[Tensor, "B d"]) -> tuple[Tensor, Tensor]:
+    """Coordinates of x and start in the span of the points, which no run leaves but for a part of start that no
+    score sees."""
+    Q, R = torch.linalg.qr(x.mT)
+    return R.mT, (start[:, None] @ Q)[:, 0]
 
 
 def _trained(loss, x, y, start, alphas, data, batch) -> tuple[Tensor, Tensor]:
@@ -114,6 +152,8 @@ def exact_stability(
     sequences = math.comb(n, batch) ** alphas.shape[1]
     if sequences > 2**20:
         raise ValueError(f"alphas: expected at most 2^20 sequences of batches to enumerate, got {sequences}")
+    if x.shape[2] > x.shape[1]:
+        x, start = _in_span(x, start)
     data = neighbours(x.shape[1], n)
     rows = max(1, 2**20 // (data.numel() * sequences))  # as many problems at once as keeps the memory small
     done = []
@@ -145,9 +185,58 @@ def huber_witness(T: int, L: float = 1.0, a: float = 0.5) -> tuple[Loss, Tensor,
     return huber(L, beta), x, y, torch.zeros_like(x[:, 0]), torch.full((1, T), 2 / beta, dtype=torch.float64)
 
 
+def hill_witness(T: int, L: float = 1.0, beta: float = 1.0) -> tuple[Loss, Tensor, Tensor, Tensor, Tensor]:
+    """A problem on which `nonconvex_bound` is attained for every n: two ramps, of slope L and -L, and a hill.
+
+    The runs start on top of it. A step on the hill drives them apart by the factor `1 + alpha beta`; each draw of
+    the ramp that differs pushes them 2 alpha L apart. With `(1 + alpha beta)^T = 2` no run leaves `|w| <= L / beta`,
+    where the slope of the hill is at most L.
+
+    Returns:
+        `(loss, x, y, start, alphas)`, as `exact_stability` takes them, B = 1.
+    """
+    alpha = (2 ** (1 / check.integer("T", T, 1)) - 1) / check.positive("beta", beta)
+    x, y = torch.ones(1, 3, 1, dtype=torch.float64), torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
+    return hill(L, beta), x, y, torch.zeros_like(x[:, 0]), torch.full((1, T), alpha, dtype=torch.float64)
+
+
 def averaged_experts(x: Float[Tensor, "B u d"], K: int) -> Float[Tensor, "B u {K}*d"]:
     """The inputs on which a linear score is that of K linear experts with fixed gates 1 / K.
 
     `sum_k <theta_k, x> / K = <(theta_1, ..., theta_K), (x / K, ..., x / K)>`.
     """
     return x.repeat(1, 1, check.integer("K", K, 1)) / K
+
+
+def routed_experts(x: Float[Tensor, "B u d"], pi: Float[Tensor, "B u M"]) -> Float[Tensor, "B u M*d"]:
+    """The inputs on which a linear score is that of M linear experts with the gates pi of a frozen router.
+
+    `sum_m pi_m(x) <theta_m, x> = <(theta_1, ..., theta_M), (pi_1(x) x, ..., pi_M(x) x)>`.
+    """
+    return (pi[..., None] * x[:, :, None]).flatten(2)
+
+
+class Problems(NamedTuple):
+    """B random problems, each of u points x (B, u, d) with responses y (B, u), a start w (B, d) and steps
+    alphas (B, T)."""
+
+    x: Float[Tensor, "B u d"]
+    y: Float[Tensor, "B u"]
+    w: Float[Tensor, "B d"]
+    alphas: Float[Tensor, "B T"]
+
+
+def random_problems(loss: Loss, number: int, T: int, rng: torch.Generator) -> Problems:
+    """Standard normal points, five a problem, and starts, of dimension 1 to 4, filled up with zeros to 4; responses
+    of `SQUARES` standard normal, of the others 1 or -1. All T steps of every other problem are 2 / beta, those of
+    the others a share of it, each its own, uniform on [0.05, 1].
+
+    Raises:
+        ValueError: for a T below 1.
+    """
+    normal = lambda *shape: torch.randn(number, *shape, generator=rng, dtype=torch.float64)  # noqa: E731
+    x, y, w = normal(5, 4), normal(5), normal(4)
+    x = x * (torch.arange(4) < torch.randint(1, 5, (number, 1, 1), generator=rng))
+    share = 0.05 + 0.95 * torch.rand(number, check.integer("T", T, 1), generator=rng, dtype=torch.float64)
+    share[::2] = 1
+    return Problems(x, y if loss is SQUARES else y.sign(), w, 2 * share / smoothness_of(loss, x)[:, None])
