@@ -185,3 +185,26 @@ def pathwise_and_score(
     (pathwise,) = torch.autograd.grad(P.detach() @ l, h, retain_graph=True, allow_unused=True, materialize_grads=True)
     (score,) = torch.autograd.grad(P @ l.detach(), h)
     return pathwise, score
+
+
+def score_by_orders(h: Float[Tensor, " M"], k: int, losses: Callable[[Tensor, Tensor], Tensor]) -> Float[Tensor, " M"]:
+    """`sum P l d log P` over ordered samples, by the closed form of `d log P`: the second part of `pathwise_and_score`.
+
+    `d log P(s_1, ..., s_K) / dh_m = sum_r (1[m = s_r] - 1[m not drawn before r] w_m / (weight left at r))`.
+    """
+    order = orders(len(h), k)
+    chosen = torch.nn.functional.one_hot(order, len(h))
+    left = _logits(h, k).masked_fill((chosen.cumsum(1) - chosen).bool(), -torch.inf)
+    dlogP = (chosen - left.softmax(2)).sum(1)
+    return (order_probability(h, order) * losses(h, chosen.sum(1).bool())) @ dlogP
+
+
+def slope_bound(p: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """`phi(p) = -(1 - p) log(1 - p) <= min(p, 1/e)`: no inclusion probability p has a larger slope in its own logit."""
+    return -torch.special.xlog1py(1 - p, -p)
+
+
+def largest_jump(losses: Float[Tensor, " S"], members: Bool[Tensor, "S M"]) -> Float[Tensor, ""]:
+    """The largest difference of the losses of two sets that differ by the exchange of one expert."""
+    exchanged = (members[:, None] != members[None]).sum(2) == 2
+    return ((losses[:, None] - losses).abs() * exchanged).max()
