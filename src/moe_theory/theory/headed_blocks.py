@@ -15,11 +15,33 @@ from torch.func import grad, hessian, jacrev, vmap
 from torch.nn.functional import cross_entropy
 
 from moe_theory import _validate as check
-from moe_theory.models.rules import gumbel
+from moe_theory.models.rules import gumbel, sampled_topk
 from moe_theory.streams import torch_stream
 from moe_theory.theory import plackett_luce as pl
 
 Gate = Callable[[Tensor, int, Tensor], Tensor]
+
+
+def appendix_c(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
+    """The softmax over all M, kept for the k experts that were drawn (smooth2025, Appendix C)."""
+    return sampled_topk.gates(h, k, noise)
+
+
+def section_42(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
+    """The softmax over the k experts that were drawn (smooth2025, Section 4.2)."""
+    kept = appendix_c(h, k, noise)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def times_constant(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
+    """A control: Section 4.2's gate times the constant k / M."""
+    return k / h.shape[-1] * section_42(h, k, noise)
+
+
+def times_mass(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
+    """A control: Section 4.2's gate times P_T, whose derivative is left out."""
+    mass = appendix_c(h, k, noise).sum(-1, keepdim=True).detach()
+    return mass * section_42(h, k, noise)
 
 
 class Block(NamedTuple):
