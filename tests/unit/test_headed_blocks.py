@@ -7,8 +7,9 @@ import torch
 from torch.func import grad, hessian, jacrev
 
 from moe_theory.models.rules import gumbel, sampled_topk
-from moe_theory.theory import drawn_sets, plackett_luce as pl
+from moe_theory.theory import drawn_sets
 from moe_theory.theory import headed_blocks as hb
+from moe_theory.theory import plackett_luce as pl
 
 F64 = torch.float64
 
@@ -87,10 +88,10 @@ def test_slopes_of_averaged_losses():
     assert float(pl.largest_jump(values, members)) == 15  # 13 against 34; 12 against 34 is no exchange
     h = torch.tensor([0.3, -0.4, 0.8, 0.1], dtype=F64)
     slope, _ = pl.steepest(h[None], values, members, 0.5)
-    mean = lambda t: pl.set_probability(t / 0.5, members) @ values
-    assert slope == pytest.approx(float(jacrev(mean)(h).abs().max()))
-    score = pl.score_by_orders(h, 2, lambda t, m: (m * torch.arange(4)).sum(1) ** 2.0)
-    pathwise, other = pl.pathwise_and_score(h, 2, lambda t, m: (m * torch.arange(4)).sum(1) ** 2.0)
+    exact = jacrev(lambda t: pl.set_probability(t / 0.5, members) @ values)(h)
+    assert slope == pytest.approx(float(exact.abs().max()))
+    score = pl.score_by_orders(h, 2, lambda t, m: (m * torch.arange(4)).sum(1).double() ** 2)
+    pathwise, other = pl.pathwise_and_score(h, 2, lambda t, m: (m * torch.arange(4)).sum(1).double() ** 2)
     assert torch.allclose(score, other, atol=1e-12) and not pathwise.any()
 
 

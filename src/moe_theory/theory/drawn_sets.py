@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     y: Float[Tensor, " u"]
     h: Float[Tensor, " M"]
     index: Int[Tensor, "R N"]
-    noise: Float[Tensor, "R N+1 M"]
+    noise: Float[Tensor, "R visits M"]
 
 
 def draw_problem(runs: int, steps: int, *, seed: int) -> Problem:
@@ -49,7 +49,7 @@ def draw_problem(runs: int, steps: int, *, seed: int) -> Problem:
 
 
 def final_losses(
-    problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R N+1 M"], alpha: float
+    problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float
 ) -> Float[Tensor, "R u"]:
     """Losses at all points after N steps from 0, for each run; the last gates are those of the evaluation."""
     x, y = problem.x, problem.y
@@ -61,7 +61,7 @@ def final_losses(
     return LOGISTIC.value(torch.einsum("rm,rmd,pd->rp", gates[:, -1], theta, x), y)
 
 
-def stability(problem: Problem, gates: Float[Tensor, "R N+1 M"], alpha: float) -> tuple[float, float]:
+def stability(problem: Problem, gates: Float[Tensor, "R visits M"], alpha: float) -> tuple[float, float]:
     """Largest mean change of a loss when the first example is exchanged, and by how much the training loss fell."""
     first = final_losses(problem, DATA, gates, alpha)
     others = [final_losses(problem, data, gates, alpha) for data in NEIGHBOURS]
