@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.func import hessian, jacrev
 
 from moe_theory import _validate as check
 
@@ -185,3 +186,44 @@ def pathwise_and_score(
     (pathwise,) = torch.autograd.grad(P.detach() @ l, h, retain_graph=True, allow_unused=True, materialize_grads=True)
     (score,) = torch.autograd.grad(P @ l.detach(), h)
     return pathwise, score
+
+
+def score_by_orders(h: Float[Tensor, " M"], k: int, losses: Callable[[Tensor, Tensor], Tensor]) -> Float[Tensor, " M"]:
+    """`sum P l d log P` over ordered samples, by the closed form of `d log P`: the second part of `pathwise_and_score`.
+
+    `d log P(s_1, ..., s_K) / dh_m = sum_r (1[m = s_r] - 1[m not drawn before r] w_m / (weight left at r))`.
+    """
+    order = orders(len(h), k)
+    chosen = torch.nn.functional.one_hot(order, len(h))
+    left = _logits(h, k).masked_fill((chosen.cumsum(1) - chosen).bool(), -torch.inf)
+    dlogP = (chosen - left.softmax(2)).sum(1)
+    return (order_probability(h, order) * losses(h, chosen.sum(1).bool())) @ dlogP
+
+
+def slope_bound(p: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """`phi(p) = -(1 - p) log(1 - p) <= min(p, 1/e)`: no inclusion probability p has a larger slope in its own logit."""
+    return -torch.special.xlog1py(1 - p, -p)
+
+
+def steepest(
+    path: Float[Tensor, "s M"], values: Float[Tensor, " S"], members: Bool[Tensor, "S M"], tau: float
+) -> tuple[float, float]:
+    """Largest slope in one logit, and norm of the Hessian, of `sum_S P(T = S; h / tau) values_S` for h on a path.
+
+    Args:
+        path: logits; values: losses of the sets; members: the sets, all of one size; tau: temperature of the noise.
+    """
+    check.positive("tau", tau)
+
+    def mean(h: Tensor) -> Tensor:
+        return set_probability(h / tau, members) @ values
+
+    slopes = torch.stack([jacrev(mean)(h) for h in path])
+    curvatures = torch.stack([hessian(mean)(h) for h in path])
+    return float(slopes.abs().max()), float(torch.linalg.matrix_norm(curvatures, 2).max())
+
+
+def largest_jump(losses: Float[Tensor, " S"], members: Bool[Tensor, "S M"]) -> Float[Tensor, ""]:
+    """The largest difference of the losses of two sets that differ by the exchange of one expert."""
+    exchanged = (members[:, None] != members[None]).sum(2) == 2
+    return ((losses[:, None] - losses).abs() * exchanged).max()
