@@ -87,7 +87,7 @@ def legend_above(figure: Figure, axes, columns: int = 2) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncol=columns)
 
 
-def moved_points(ax, points, *ends, title: str, symbol: str = "s_i", circle: bool = True) -> None:
+def moved_points(ax, points, *ends, title: str, symbol: str = "s_{i,%d}", circle: bool = True) -> None:
     """Points of the plane (k, 2), each in its colour, with arrows to its open counterparts in `ends`, each (k, 2).
 
     With `circle` the unit circle is drawn, and the frame is a little larger than it.
@@ -98,9 +98,10 @@ def moved_points(ax, points, *ends, title: str, symbol: str = "s_i", circle: boo
     for i, color in enumerate(categories(len(points))):
         ax.plot(*points[i], "o", color=color)
         for end in ends:
-            ax.annotate("", end[i], points[i], arrowprops=dict(arrowstyle="->", color=color, lw=1.2))
+            if np.hypot(*(end[i] - points[i])) > 0.05:
+                ax.annotate("", end[i], points[i], arrowprops=dict(arrowstyle="->", color=color, lw=1.2))
             ax.plot(*end[i], "o", color=color, mfc="none", ms=9)
-    ax.set(title=title, xlabel=f"${symbol[:-1]}{{{symbol[-1]},1}}$", ylabel=f"${symbol[:-1]}{{{symbol[-1]},2}}$")
+    ax.set(title=title, xlabel=f"${symbol % 1}$", ylabel=f"${symbol % 2}$")
     ax.set_aspect("equal")
 
 

@@ -88,7 +88,7 @@ def least_sum(
     From measures with atoms at random places between those of the two, weights varied, by random steps of a size
     that grows with success.
     """
-    rng = torch_stream(seed, "search")
+    rng = torch_stream(seed, "start")
 
     def draw(t: Tensor) -> Tensor:
         return torch.randn(t.shape, generator=rng, dtype=t.dtype)
