@@ -24,7 +24,7 @@ def fit(
     x: Float[Tensor, "n d"],
     y: Float[Tensor, " n"],
     start: MixingMeasure,
-    expert: str = "relu",
+    expert: str,
     *,
     decay: float = 0.0,
     z_loss: float = 0.0,
