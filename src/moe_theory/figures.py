@@ -87,6 +87,24 @@ def legend_above(figure: Figure, axes, columns: int = 2) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncol=columns)
 
 
+def moved_points(ax, points, *ends, title: str, symbol: str = "s_{i,%d}", circle: bool = True) -> None:
+    """Points of the plane (k, 2), each in its colour, with arrows to its open counterparts in `ends`, each (k, 2).
+
+    With `circle` the unit circle is drawn, and the frame is a little larger than it.
+    """
+    if circle:
+        ax.add_patch(plt.Circle((0, 0), 1, fill=False, ls="--", color=COLORS["reference"]))
+        ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
+    for i, color in enumerate(categories(len(points))):
+        ax.plot(*points[i], "o", color=color)
+        for end in ends:
+            if np.hypot(*(end[i] - points[i])) > 0.05:
+                ax.annotate("", end[i], points[i], arrowprops=dict(arrowstyle="->", color=color, lw=1.2))
+            ax.plot(*end[i], "o", color=color, mfc="none", ms=9)
+    ax.set(title=title, xlabel=f"${symbol % 1}$", ylabel=f"${symbol % 2}$")
+    ax.set_aspect("equal")
+
+
 def band(ax, sizes, values, color: str, label: str | None = None, style: str = "-") -> None:
     """Root mean square of `values` (sizes, repetitions) on log-log axes, and the band of their middle 90%."""
     ax.loglog(sizes, np.sqrt((values**2).mean(1)), style, color=color, label=label, marker="o", ms=4)

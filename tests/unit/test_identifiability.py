@@ -37,7 +37,9 @@ from moe_theory.theory.identifiability import (
     singular_gap,
 )
 from moe_theory.theory.lower_bound import centred_ratio, loss_blocks, lower_bound_constant, smallest_ratio, whitened
-from moe_theory.theory.splits import bump_square, split
+from moe_theory.theory.spare_bound import OneTooMany
+from moe_theory.theory.splits import bump_square, least_sum, pair_bound, scaled, split
+from moe_theory.training.twice import fit
 
 PERTURBED, COSINE = Perturbed(), Cosine()
 KINDS = (*EXPERTS, "constant")
@@ -431,6 +433,34 @@ def test_separation_vanishes_where_there_is_an_exact_split():
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("r", [1, 2, 3.5])
+def test_two_splits_of_one_relu_expert_have_one_function_and_nothing_near_to_both(r):
+    G, (A, B) = pair()[0], (scaled(pair()[0], scale, PERTURBED, share=0.4) for scale in (1.2, 1.1))
+    assert apart(A, G, PERTURBED) < 1e-14 > apart(B, A, PERTURBED)
+    middle = A.with_(eta=(A.eta + B.eta) / 2)
+    bound = pair_bound(A, B, r)
+    assert abs(voronoi_loss(middle, A, "L1r", r) + voronoi_loss(middle, B, "L1r", r) - bound) < 1e-12
+    assert least_sum(A, B, "L1r", r, starts=3, steps=30) >= bound
+
+
+def test_one_expert_too_many_near_the_truth_changes_the_function_as_the_limit_says():
+    G, x = centred(draw_measure(2, 3, 0, router_scale=0.1), PERTURBED), uniform_inputs(300, 3, 1)
+    near, p = OneTooMany(G, 0, x, PERTURBED, "tanh"), normal(2, 19)
+    change, loss = near.limit()(p)
+    there = near.at(1e-3)(torch.cat([p, real([0.7])]))
+    assert abs(float(there[0] / there[1] / (change / loss)) - 1) < 0.02
+
+
+@pytest.mark.parametrize("penalty", [{}, {"decay": 1e-3}, {"z_loss": 1e-3}])
+def test_a_penalty_fixes_the_common_shift_and_a_fit_without_keeps_it(penalty):
+    x, y, start = uniform_inputs(100, 2, 0), normal(1, 100), draw_measure(2, 2, 2)
+    G = fit(x, y, start, "tanh", **penalty).G
+    lse = torch.logsumexp(Linear().scores(G.beta0, G.beta1, x), 1)
+    where = {"decay": G.beta1.mean(0), "z_loss": x.T @ lse / len(x)}
+    left = where[next(iter(penalty))] if penalty else (G.beta1 - start.beta1).mean(0)
+    assert left.norm() < 1e-3
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -447,6 +477,9 @@ def test_separation_vanishes_where_there_is_an_exact_split():
         (lambda: split(pair()[0], {2: torch.zeros(2, 5)}, PERTURBED), "moves, share: expected atoms below 2"),
         (lambda: split(pair()[0], {0: torch.zeros(2, 5)}, PERTURBED, share=1.0), "0 < share < 1"),
         (lambda: split(pair()[0], {0: torch.ones(2, 5)}, PERTURBED), "s: the perturbed router reaches"),
+        (lambda: scaled(pair()[0], 2.5, PERTURBED), "scale: expected a number between 0"),
+        (lambda: pair_bound(*pair()), "other: expected the beta0 and beta1 of G"),
+        (lambda: pair_bound(pair()[0], pair()[0], 0.5), "r: expected a number >= 1"),
         (lambda: lower_bound_constant(normal(0, 9, 2), [([0], 1.0)]), "blocks: expected each of the 2 columns once"),
         (lambda: lower_bound_constant(torch.ones(9, 2).double(), [([0, 1], 1.0)]), "J: expected full rank"),
         (lambda: relations_formula(COSINE, "relu", 3, 3), "order: expected one of"),

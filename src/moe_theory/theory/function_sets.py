@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float
 from scipy.optimize import nnls
 from torch import Tensor
+from torch.func import grad, hessian, vmap
 
 from moe_theory import _validate as check
-from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, gates, preactivations
+from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, gates, preactivations, regression_function
 from moe_theory.models.routers import Router
 from moe_theory.theory.identifiability import numerical_nullity
 
@@ -222,6 +223,28 @@ def remainder(
     A = A - left @ (left.T @ A)
     scale = float(A.norm(dim=0).max())
     return scale, torch.linalg.qr(A / scale).R.view(-1, *second.shape[1:])
+
+
+def remainder_by_autodiff(
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str, j: int, T: Float[Tensor, "q q"]
+) -> float:
+    """Root mean square of what `1/2 <T, grad^2 Psi_j> / D_G` has off all `Psi_i, grad Psi_i`, by automatic derivatives.
+
+    An independent route to the value of `separation` at T.
+    """
+    phi, u, f = expert_profile(expert).value, router.feature(x), regression_function(G, x, router, expert)
+    s, d = router.embedding(G.beta1), G.d
+    D = (u @ s.T + G.beta0).exp().sum(1)
+
+    def psi(omega: Tensor, x: Tensor, u: Tensor, f: Tensor) -> Tensor:
+        return (omega[:d] @ u).exp() * (phi(omega[d:-1] @ x + omega[-1]) - f)
+
+    atoms, over_inputs = torch.cat([s, G.eta], 1), (None, 0, 0, 0)
+    first = [vmap(part, over_inputs)(atom, x, u, f).view(len(x), -1) for atom in atoms for part in (psi, grad(psi))]
+    J = torch.cat(first, 1) / D[:, None]
+    second = 0.5 * (T * vmap(hessian(psi), over_inputs)(atoms[j], x, u, f)).sum((1, 2)) / D
+    rest = second - J @ torch.linalg.lstsq(J, second[:, None], rcond=1e-12, driver="gelsd").solution[:, 0]
+    return float(rest.square().mean().sqrt())
 
 
 def hull_weights(F: Float[Tensor, "r c"]) -> Float[Tensor, " c"]:

@@ -74,6 +74,25 @@ def jacobian_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", 
     return jacobian(G, uniform_inputs(3 * k * (2 * d + 2), d, seed + 1), router, expert)
 
 
+def centred_jacobian_at_random(
+    router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0
+) -> Float[Tensor, "n m"]:
+    """`jacobian` in `(beta0, s, eta)` on `centred_tangents`, at a random truth and random inputs, five a parameter.
+
+    Every expert's hyperplane meets the cube of the inputs.
+
+    Args:
+        router, k, d, expert, seed: as for `jacobian_at_random`.
+    """
+    check.integer("k", k, 2)
+    check.integer("d", d, 2)
+    G = draw_measure(k, d, seed, router_scale=d**0.5, expert_scale=2.0)
+    through = uniform_inputs(k, d, seed) / 2
+    G.eta[:, -1] = -(G.eta[:, :-1] * through).sum(1)
+    x = uniform_inputs(5 * k * (2 * d + 2), d, seed + 1)
+    return jacobian(G, x, router, expert, in_s=True) @ centred_tangents(G, router)
+
+
 def nullity(router: Router | str, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> int:
     """Dimension of the null space of `jacobian_at_random`.
 
@@ -122,6 +141,26 @@ def null_vectors(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "p
     return named
 
 
+class Named(NamedTuple):
+    """The named null vectors of one Jacobian.
+
+    Attributes:
+        rank: how many of them are independent.
+        image: the largest entry of their images, relative to the norms of the Jacobian and of the vectors.
+    """
+
+    rank: int
+    image: float
+
+
+def named_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> Named:
+    """`null_vectors` against `jacobian`, at a random truth and 200 random inputs."""
+    G = draw_measure(k, d, seed)
+    V = torch.cat(list(null_vectors(G, router).values()), 1)
+    J = jacobian(G, uniform_inputs(200, d, seed), router, expert)
+    return Named(int(torch.linalg.matrix_rank(V)), float((J @ V).abs().max() / (J.norm() * V.norm())))
+
+
 def shifted(G: MixingMeasure, c: Float[Tensor, " d"], router: Router) -> MixingMeasure:
     """The measure whose embeddings are `s_i + c`, a different parameter with the same function.
 
@@ -154,6 +193,39 @@ def admissible_shifts(
         c = c - (torch.linalg.pinv(A, rtol=1e-12) @ (A.square().sum(2, keepdim=True) / 4 - 1))[..., 0]
     arrived = ((s + c[:, None]).square().sum(2) - 1).abs().amax(1) < 1e-12
     return c[arrived], torch.linalg.svdvals(2 * (s + c[arrived, None]))
+
+
+def nearest_point(s: Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
+    """The point o nearest to 0 in the affine hull of the rows of s."""
+    D = s[1:] - s[0]
+    return s[0] - torch.linalg.pinv(D) @ (D @ s[0])
+
+
+class Fibre(NamedTuple):
+    """The common shifts c that `admissible_shifts` finds for a truth, and what theory says of them.
+
+    Attributes:
+        shifts: those found.
+        points: how many different ones, to five decimals.
+        free: the numbers of null shifts at them, d less the rank of the constraints.
+        off: how far they are from `c orthogonal to s_i - s_l` and `|c + o| = |o|`.
+    """
+
+    shifts: Float[Tensor, "m d"]
+    points: int
+    free: set[int]
+    off: float
+
+
+def fibre(s: Float[Tensor, "k d"], seed: int = 0) -> Fibre:
+    """The shifts c with `|s_i + c| = 1` for unit vectors s_i, from 100 random starts."""
+    shifts, sigma = admissible_shifts(s, seed=seed)
+    free = {s.shape[1] - int((row > 1e-6 * row[0]).sum()) for row in sigma}
+    o = nearest_point(s)
+    tilted = (shifts @ (s[1:] - s[0]).T).abs().max()
+    away = ((shifts + o).norm(dim=1) - o.norm()).abs().max()
+    points = len(torch.unique(shifts.round(decimals=5), dim=0))
+    return Fibre(shifts, points, free, float(torch.maximum(tilted, away)))
 
 
 def centred(G: MixingMeasure, router: Router) -> MixingMeasure:

@@ -4,6 +4,7 @@ To first order it is the smallest ratio of two norms of a tangent: found by asce
 distance it is searched for among the measures themselves.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ from moe_theory.streams import torch_stream
 from moe_theory.theory.identifiability import numerical_nullity
 
 STARTS, STEPS = 50, 300  # of the ascent
+
+#: What two norms a tangent or a measure has: how much the function changes, and how much the parameters do.
+Price = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Constant(NamedTuple):
@@ -127,21 +131,25 @@ def smallest_ratio(
         For each start, L_3 and the ratio at the end.
     """
     check.positive("radius", radius)
-    ends = []
 
     def at(y: Tensor) -> tuple[Tensor, Tensor]:
         delta = basis @ y
         return centred_ratio(G_star, x, router, expert, radius * delta / delta.norm())
 
+    return np.array([descended(at, y / y.norm())[1:] for y in starts])
+
+
+def descended(price: Price, start: Float[Tensor, " m"]) -> tuple[Float[Tensor, " m"], float, float]:
+    """A local minimum of `change / loss`, `price(y) = (change, loss)`, by BFGS: where it is, loss and ratio there."""
+
     def logarithm(y: np.ndarray) -> tuple[float, np.ndarray]:
         y = torch.from_numpy(y).requires_grad_()
-        change, loss = at(y)
+        change, loss = price(y)
         value = change.log() - loss.log()
         value.backward()
         return value.item(), y.grad.numpy()
 
-    for y in starts:
-        found = minimize(logarithm, (y / y.norm()).numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 200})
-        change, loss = at(torch.from_numpy(found.x))
-        ends.append((float(loss), float(change / loss)))
-    return np.array(ends)
+    found = minimize(logarithm, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 300})
+    end = torch.from_numpy(found.x)
+    change, loss = price(end)
+    return end, float(loss), float(change / loss)

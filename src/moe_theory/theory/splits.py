@@ -4,8 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory.measure.voronoi import voronoi_loss
 from moe_theory.models.mixture import MixingMeasure, gates, regression_function
 from moe_theory.models.routers import Router
+from moe_theory.streams import torch_stream
 
 CELLS, LAYERS = 80, 160  # of the quadrature: along each side of the plane, and across it
 
@@ -36,6 +38,75 @@ def split(
         beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))
         eta.append(G.eta[j] + moves[j][:, G.d :])
     return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))
+
+
+def scaled(G: MixingMeasure, scale: float, router: Router, *, degree: int = 1, share: float = 0.5) -> MixingMeasure:
+    """Atom 1 in two, with `scale eta` and `other eta`, `share scale^p + (1 - share) other^p = 1`: the same function.
+
+    Args:
+        G, router: as for `split`; the experts are homogeneous of degree p, `phi(c z) = c^p phi(z)` for c > 0.
+        scale: of the first half, between 0 and `share^(-1/p)`; degree: p; share: of the weight, for the first half.
+
+    Raises:
+        ValueError: for a scale that leaves none for the other half.
+    """
+    rest = (1 - share * scale**degree) / (1 - share)
+    if not (scale > 0 and rest > 0):
+        raise ValueError(f"scale: expected a number between 0 and share^(-1/degree), got {scale}")
+    step = G.eta.new_zeros(2, 2 * G.d + 1)
+    step[0, G.d :] = (scale - 1) * G.eta[0]
+    step[1, G.d :] = (rest ** (1 / degree) - 1) * G.eta[0]
+    return split(G, {0: step}, router, share=share)
+
+
+def pair_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> float:
+    """`2 sum_i exp(beta0_i) min(1, (Delta_i / 2)^r)`, with `Delta_i = |eta_i - eta'_i|`.
+
+    The least value of `L_1r(H, G) + L_1r(H, other)` over all measures H. For measures that differ in
+    their router vectors see `moe_theory.theory.minimax.two_point_bound`.
+
+    Raises:
+        ValueError: for an r below 1, or measures that differ in more than their experts, or whose atoms i and l are
+            not `2 max(Delta_i, Delta_l)` apart.
+    """
+    if not r >= 1:
+        raise ValueError(f"r: expected a number >= 1, got {r!r}")
+    if not (torch.equal(G.beta0, other.beta0) and torch.equal(G.beta1, other.beta1)):
+        raise ValueError("other: expected the beta0 and beta1 of G, got others")
+    delta = (G.eta - other.eta).norm(dim=1)
+    apart = (G.atoms()[:, None] - other.atoms()).norm(dim=2).fill_diagonal_(torch.inf)
+    if (apart < 2 * torch.maximum(delta[:, None], delta)).any():
+        raise ValueError("other: expected different atoms at least twice the larger move apart")
+    return float(2 * (G.beta0.exp() * (delta / 2).pow(r).clamp_max(1)).sum())
+
+
+def least_sum(
+    G: MixingMeasure, other: MixingMeasure, kind: str, r: float, *, starts: int = 10, steps: int = 100, seed: int = 0
+) -> float:
+    """The smallest sum of the losses of one measure against G and `other` that a search finds.
+
+    From measures about random places between the atoms of the two, nearer and nearer, by random steps of a size that
+    grows with success.
+    """
+    rng = torch_stream(seed, "start")
+
+    def draw(t: Tensor) -> Tensor:
+        return torch.randn(t.shape, generator=rng, dtype=t.dtype)
+
+    def both(H: MixingMeasure) -> float:
+        return voronoi_loss(H, G, kind, r) + voronoi_loss(H, other, kind, r)
+
+    least = float("inf")
+    for size in 0.2 * 0.5 ** torch.arange(starts):
+        at = torch.rand(len(G), 1, generator=rng, dtype=G.eta.dtype)
+        H = G.with_(beta0=G.beta0 + size * draw(G.beta0), eta=G.eta + at * (other.eta - G.eta) + size * draw(G.eta))
+        value = both(H)
+        for _ in range(steps):
+            move = {name: getattr(H, name) + size * draw(getattr(H, name)) for name in ("beta0", "beta1", "eta")}
+            there = both(H.with_(**move))
+            H, value, size = (H.with_(**move), there, 1.3 * size) if there < value else (H, value, 0.93 * size)
+        least = min(least, value)
+    return least
 
 
 def bump_square(G: MixingMeasure, e: Float[Tensor, " q"], t: float, router: Router) -> tuple[float, float]:
