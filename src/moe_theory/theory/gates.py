@@ -54,3 +54,28 @@ def gate_hessian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tenso
     phi = deviations(pi, f)
     pairs = pi[:, None, None] * pi[None, :, None] * (phi[:, None] + phi[None, :])
     return torch.diag_embed((pi[:, None] * phi).T).permute(1, 2, 0) - pairs
+
+
+def router_hessian(
+    pi: Float[Tensor, "K"], f: Float[Tensor, "K"], dh: Float[Tensor, "K p"], d2h: Float[Tensor, "K p p"]
+) -> Float[Tensor, "p p"]:
+    """`d^2F/dTheta^2 = sum_k pi_k phi_k (d^2h_k + (dh_k - E dh)^2)`: smooth2025, Eq. 13, corrected; one output.
+
+    Args:
+        pi, f: gates and outputs of the K experts.
+        dh, d2h: gradients and Hessians of the K logits in the p parameters of the router, which they may share.
+    """
+    centred = dh - pi @ dh
+    return torch.einsum("k,kab->ab", pi * (f - pi @ f), d2h + centred[:, :, None] * centred[:, None])
+
+
+def printed_router_hessian(
+    pi: Float[Tensor, "K"], f: Float[Tensor, "K"], dh: Float[Tensor, "K p"], d2h: Float[Tensor, "K p p"]
+) -> Float[Tensor, "p p"]:
+    """smooth2025, Eq. 13, as printed, with the arguments of `router_hessian`.
+
+    `sum_j pi_j f_j ((dh_j - E dh)^2 + sum_k pi_k^2 (dh_j - dh_k)^2 + sum_k pi_k (d^2h_j - d^2h_k))`.
+    """
+    centred, pairs = dh - pi @ dh, dh[:, None] - dh[None]
+    squares = centred[:, :, None] * centred[:, None] + torch.einsum("k,jka,jkb->jab", pi.square(), pairs, pairs)
+    return torch.einsum("j,jab->ab", pi * f, squares + d2h - torch.einsum("k,kab->ab", pi, d2h))
