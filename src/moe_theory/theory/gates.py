@@ -44,6 +44,21 @@ def jump_bound(k: int, rule: Rule) -> float:
     return 1 / (check.integer("k", k, 1) + known(rule).over_all)
 
 
+def jumps_at_ties(k: int, rule: Rule, h: Float[Tensor, "n M"], f: Float[Tensor, "n M o"]) -> Float[Tensor, " n"]:
+    """Jump of F over `|f_i - f_j|`, i the last selected expert and j the next, by evaluating F beside their tie.
+
+    Args:
+        k: below M; rule: how experts are selected and weighted.
+        h, f: logits and outputs of M experts at n inputs; logits k and k + 1 in size are both moved to their mean.
+    """
+    order = h.argsort(-1, descending=True)
+    h, f = h.gather(-1, order), f.gather(1, order[..., None].expand_as(f))
+    h[:, k - 1 : k + 1] = h[:, k - 1 : k + 1].mean(-1, keepdim=True)
+    side = 1e-12 * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)[k - 1]
+    jump = torch.einsum("nm,nmo->no", rule.gates(h + side, k) - rule.gates(h - side, k), f)
+    return jump.norm(dim=1) / (f[:, k - 1] - f[:, k]).norm(dim=1)
+
+
 def gate_jacobian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K o"]:
     """`dF/dh_k = pi_k phi_k` with `phi_k = f_k - F`, for `F = sum pi_k f_k` and pi the softmax of the k logits."""
     return pi[:, None] * deviations(pi, f)
