@@ -17,6 +17,7 @@ BY_POSITION = {
     "experiments/rates:near": ["seed"],
     "figures:band": ["label", "style"],
     "figures:panels": ["rows", "columns"],
+    "figures:power_law": ["style"],
     "figures:spread": ["label", "style"],
     "measure/voronoi:voronoi_loss": ["kind", "r"],
     "models/experts:PatchCNN": ["seed"],
