@@ -190,10 +190,10 @@ def test_training_takes_gradient_steps_at_rate_times_k(monkeypatch):
 
 
 def test_two_blocks_of_identical_experts_are_the_same_function_for_every_k():
-    pairs = {rho: [blocks.two_blocks(k, rho, False, 3) for k in (1, 8)] for rho in (1.0, 0.0)}
+    pairs = {rho: [blocks.behind_two_blocks(k, rho, False, 3) for k in (1, 8)] for rho in (1.0, 0.0)}
     same, other = ([float(f(w)) for f, w in pair] for pair in pairs.values())
     assert same[0] == pytest.approx(same[1], rel=1e-12) and abs(other[0] - other[1]) > 1e-2
-    (loss, w), (normalized, _) = (blocks.two_blocks(4, 0.0, n, 3) for n in (False, True))
+    (loss, w), (normalized, _) = (blocks.behind_two_blocks(4, 0.0, n, 3) for n in (False, True))
     last = w[-4 * 64 :]  # the output layers of the second block
     louder = torch.cat([w[: -4 * 64], 5 * last])
     assert float(normalized(louder)) == pytest.approx(float(normalized(w)), rel=1e-12)

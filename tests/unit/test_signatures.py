@@ -36,7 +36,7 @@ BY_POSITION = {
     "theory/fisher:standard_errors": ["expert"],
     "theory/router_gradient:logit_jacobian": ["noise"],
     "theory/single_expert:best_additive_accuracy": ["K"],
-    "theory/tanh_blocks:two_blocks": ["seed"],
+    "theory/tanh_blocks:behind_two_blocks": ["seed"],
     "theory/uniform_stability:exact_stability": ["batch"],
     "training/least_squares:least_squares": ["expert"],
     "training/parts:take_apart": ["input_scale", "biases"],

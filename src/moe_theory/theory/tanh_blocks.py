@@ -149,7 +149,7 @@ def own_curvatures(s: Terms, x: Float[Tensor, "n d"], residual: Float[Tensor, "n
     return torch.linalg.eigvalsh(upper + upper.mT).abs().amax(-1)
 
 
-def two_blocks(
+def behind_two_blocks(
     k: int, rho: float, normalized: bool, seed: int
 ) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, " p"]]:
     """The cross-entropy of one example behind two blocks of k tanh experts in 8 dimensions, and its parameters.
