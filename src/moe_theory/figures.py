@@ -127,6 +127,12 @@ def course(ax, steps, runs, color: str, label: str, *, style: str = "-", middle=
     ax.fill_between(steps, runs.min(0), runs.max(0), color=color, alpha=0.25, lw=0)
 
 
+def power_law(ax, sizes, power: float, first: float, style: str = "--") -> None:
+    """The line `first * (K / K_1)^power` over sizes K on log-log axes, labelled with its power."""
+    line = first * (np.asarray(sizes, float) / sizes[0]) ** power
+    ax.plot(sizes, line, style, color=COLORS["reference"], lw=1.2, label=f"$K^{{{power:g}}}$")
+
+
 def plain_ticks(axis, values) -> None:
     """Ticks at `values` only, written as plain numbers, on a logarithmic axis; call it after plotting."""
     axis.set_major_locator(FixedLocator(values))

@@ -68,8 +68,9 @@ def test_what_the_theory_of_a_router_computes(router):
 def test_what_a_block_computes():
     draw = partial(torch.empty, dtype=torch.float64, device="meta")
     block = tanh_blocks.Block(draw(K, D), draw(K, 5, D), draw(K, 2, 5))
-    found = tanh_blocks.floor(block, lambda x: x[:, :2], draw(2, 3, D), 2)
-    assert {t.device.type for t in found} == {"meta"}
+    s, x = tanh_blocks.terms(block, draw(3, D), 2), draw(3, D)
+    found = [tanh_blocks.first_term(s, x), tanh_blocks.own_curvatures(s, x, draw(3, 2))]
+    assert {t.device.type for t in (*found, *s)} == {"meta"}
 
 
 def test_what_an_atom_computes(router):

@@ -64,7 +64,7 @@ def test_a_mixture_of_a_linear_router_is_a_block_that_selects_all():
 @pytest.mark.parametrize("normalized", [False, True])
 def test_the_loss_behind_two_blocks_is_that_of_two_outputs(normalized):
     k, rho, seed, d = 3, 0.5, 4, 8
-    loss, w = tanh_blocks.two_blocks(k, rho, normalized, seed)
+    loss, w = tanh_blocks.behind_two_blocks(k, rho, normalized, seed)
     rng = torch_stream(seed, "weights")
     z = tanh_blocks.normal(rng, d)
     for _ in range(2):

@@ -51,6 +51,38 @@ def test_jumps_are_bounded_and_the_bound_is_attained(rule, k):
     assert float(last.max()) == pytest.approx(gates.jump_bound(k, rule), rel=1e-12)
 
 
+@pytest.mark.parametrize("rule", [topk_softmax, softmax_topk])
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_jump_at_a_tie_is_the_gate_of_the_last_expert(rule, k):
+    rng = torch.Generator().manual_seed(3)
+    h, f = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((50, 8), (50, 8, 2)))
+    found = gates.jumps_at_ties(k, rule, h, f)
+    tied = h.sort(-1, descending=True).values
+    tied[:, k - 1] = tied[:, k] = tied[:, k - 1 : k + 1].mean(-1)
+    share = tied.softmax(-1) if rule is softmax_topk else tied[:, :k].softmax(-1)
+    assert torch.allclose(found, share[:, k - 1], atol=1e-9)
+
+
+def test_the_hessian_of_a_router_whose_logits_share_all_parameters():
+    rng = torch.Generator().manual_seed(4)
+    A, f, p = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((4, 5), (4,), (5,)))
+
+    def logits(p):
+        return torch.sin(A @ p)
+
+    parts = logits(p).softmax(0), f, torch.func.jacrev(logits)(p), torch.func.hessian(logits)(p)
+    exact = torch.func.hessian(lambda p: logits(p).softmax(0) @ f)(p)
+    assert torch.allclose(gates.router_hessian(*parts), exact, atol=1e-13)
+    pi, _, dh, d2h = parts
+    printed = torch.zeros(5, 5, dtype=torch.float64)
+    for j, k in itertools.product(range(4), repeat=2):
+        pair = dh[j] - dh[k]
+        mean = sum(pi[m] * (dh[j] - dh[m]) for m in range(4)) / 4
+        printed += pi[j] * f[j] * (4 * torch.outer(mean, mean) + pi[k] ** 2 * torch.outer(pair, pair))
+        printed += pi[j] * f[j] * pi[k] * (d2h[j] - d2h[k])
+    assert torch.allclose(gates.printed_router_hessian(*parts), printed, atol=1e-13)
+
+
 def test_jacobian_and_hessian_in_the_logits():
     rng = torch.Generator().manual_seed(2)
     h, f = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((4,), (4, 3)))

@@ -8,6 +8,7 @@ from torch.func import grad, hessian, jacrev
 
 from moe_theory import experiments
 from moe_theory.experiments import exponents as ex
+from moe_theory.models.rules import topk_softmax
 from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 from moe_theory.theory import tanh_blocks as blocks
@@ -103,6 +104,39 @@ def test_bounds_hold_and_the_forms_of_tanh_experts_are_exact(k):
         _check_expert_constants(s, x, residual, bounds, i)
 
 
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_the_parts_of_the_hessian_are_those_of_autograd(k):
+    """The first term, and the blocks of the second that belong to one expert and its row."""
+    rng = torch.Generator().manual_seed(k)
+    block = blocks.Block(*(torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((6, 3), (6, 4, 3), (6, 2, 4))))
+    x, y = (torch.randn(2, n, generator=rng, dtype=torch.float64) for n in (3, 2))
+    s, F = blocks.terms(block, x, k), blocks.output(block, x, k)
+    first, own = blocks.first_term(s, x), blocks.own_curvatures(s, x, F - y)
+    for i in range(2):
+        loss, w = blocks.example_loss(block, x[i], y[i], k)
+        fitted = hessian(blocks.example_loss(block, x[i], F[i], k)[0])(w)
+        assert float(first[i]) == pytest.approx(float(torch.linalg.matrix_norm(fitted, 2)), rel=1e-10)
+        second = hessian(loss)(w) - fitted
+        expert = torch.cat([torch.arange(k).repeat_interleave(n) for n in (3, 12, 8)])  # theta, W, V
+        for j in range(k):
+            exact = torch.linalg.matrix_norm(second[expert == j][:, expert == j], 2)
+            assert float(own[i, j]) == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_an_aligned_trunk_is_as_sensitive_with_64_experts_as_with_2(normal):
+    u, x, c, signs = normal(4), normal(4), 2.0, torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(32)
+    u *= 0.3 / (u @ x)
+    for k in (2, 8, 64):
+        offset = torch.where(torch.arange(64) < k, 0.0, -4.0)
+
+        def F(u, k=k, offset=offset):
+            return topk_softmax.gates((c * signs * (u @ x) + offset)[None], k)[0] @ signs
+
+        assert float(F(u)) == pytest.approx(math.tanh(0.3 * c), rel=1e-12)
+        size = c * (1 - math.tanh(0.3 * c) ** 2) * x.norm()
+        assert float(grad(F)(u).norm()) == pytest.approx(float(size), rel=1e-12)
+
+
 def _check_expert_constants(s, x, residual, bounds, i):
     """G and Hf of input i against automatic differentiation through one expert at a time."""
     u, G, Hf = residual[i] / residual[i].norm(), 0.0, 0.0
@@ -155,25 +189,11 @@ def test_training_takes_gradient_steps_at_rate_times_k(monkeypatch):
     assert float((moved.V - block.V).abs().max()) > 1e-3
 
 
-def test_the_floor_holds_and_either_part_can_carry_the_function():
-    """Saturated experts are constant along the segment: there the jumps do it alone, and with K = M nothing moves."""
-    block, ends = ex.draw_block(0, 0.1, 0.0), torch.stack([ex.inputs(4, 1), ex.inputs(4, 2)])
-    for k in (4, ex.M):
-        own = blocks.floor(block, lambda x, k=k: blocks.output(block, x, k), ends, k)
-        assert (own.slope + own.jumps >= own.needed).all() and (own.needed > 0.1).all()
-        assert (own.jumps > 0.1).all() if k < ex.M else not own.jumps.any()
-    ends[:, :, 0], W = 1.0, torch.zeros_like(block.W)
-    W[:, :, 0] = 40 * block.W[:, :, :1].sign()[..., 0]
-    flat = block._replace(W=W, theta=1e-6 * block.theta)
-    held = blocks.floor(flat, lambda x: blocks.output(flat, x, 4), ends, 4)
-    assert (held.slope < 1e-3 * held.needed).all() and (held.jumps >= held.needed - 1e-3).all()
-
-
 def test_two_blocks_of_identical_experts_are_the_same_function_for_every_k():
-    pairs = {rho: [blocks.two_blocks(k, rho, False, 3) for k in (1, 8)] for rho in (1.0, 0.0)}
+    pairs = {rho: [blocks.behind_two_blocks(k, rho, False, 3) for k in (1, 8)] for rho in (1.0, 0.0)}
     same, other = ([float(f(w)) for f, w in pair] for pair in pairs.values())
     assert same[0] == pytest.approx(same[1], rel=1e-12) and abs(other[0] - other[1]) > 1e-2
-    (loss, w), (normalized, _) = (blocks.two_blocks(4, 0.0, n, 3) for n in (False, True))
+    (loss, w), (normalized, _) = (blocks.behind_two_blocks(4, 0.0, n, 3) for n in (False, True))
     last = w[-4 * 64 :]  # the output layers of the second block
     louder = torch.cat([w[: -4 * 64], 5 * last])
     assert float(normalized(louder)) == pytest.approx(float(normalized(w)), rel=1e-12)
@@ -188,14 +208,20 @@ def test_stored_rows_are_what_the_code_computes(stage, tolerance):
     assert ((rows.loc["recomputed"] / rows.loc["stored"] - 1).abs() < tolerance).all()
 
 
+@pytest.mark.parametrize("which", [dict(rho=0.0, normalized=1, k=8, rep=5), dict(rho=0.5, normalized=0, k=32, rep=99)])
+def test_stored_rows_of_two_blocks_are_what_the_code_computes(which):
+    rows = experiments.recompute("two_blocks", **which)
+    assert ((rows.loc["recomputed"] / rows.loc["stored"] - 1).abs() < 1e-4).all()
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="c: expected at least two terms, got 1"):
         jac.pair_cosine(torch.ones(1, 2, 2))
-    with pytest.raises(ValueError, match="rho: expected a correlation"):
+    with pytest.raises(ValueError, match="mu: expected a cosine"):
         jac.equicorrelated(1.0, -0.5, 9.0)
     with pytest.raises(ValueError, match="k_eff: expected a finite number > 0"):
         jac.relative_jacobian(0.5, 0.0)
-    with pytest.raises(ValueError, match="rho: expected a correlation"):
+    with pytest.raises(ValueError, match="mu: expected a cosine"):
         jac.equicorrelated(1.0, math.nan, 9.0)
     with pytest.raises(ValueError, match="a: expected a finite number > 0"):
         jac.equicorrelated(0.0, 0.5, 9.0)

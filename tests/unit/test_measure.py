@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from moe_theory.measure import dispatch_counts, dispatch_entropy
-from moe_theory.measure.scaling import Exponent, by_size, fit_exponent, log_slope
+from moe_theory.measure.scaling import Exponent, by_size, fit_exponent, log_slope, paired_exponent
 from moe_theory.measure.speed import exponent
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.concentration import largest_of_noise, mean_and_spread, signal_sums
@@ -48,6 +48,17 @@ def test_exponent_is_found_and_a_wrong_one_excluded():
     fit = fit_exponent(sizes, values)
     assert fit.low < -0.5 < fit.high and fit.low < fit.slope < fit.high
     assert not fit.low < -0.6 < fit.high
+
+
+def test_exponents_of_objects_measured_at_all_sizes_are_averaged():
+    sizes, own = np.array([2.0, 4, 8, 16]), np.array([-0.5, -0.7, -0.6])
+    values = 3.0 * sizes[:, None] ** own
+    fit = paired_exponent(sizes, values)
+    half = 4.302653 * 0.1 / 3**0.5  # Student's t with two degrees of freedom
+    assert np.allclose(fit, (-0.6, -0.6 - half, -0.6 + half), atol=1e-6)
+    assert np.allclose(paired_exponent(sizes[:, None] ** [2, 2, 2], values).slope, -0.3)
+    with pytest.raises(ValueError, match="^values: expected"):
+        paired_exponent(sizes, values[:, :1])
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ from moe_theory.theory.tanh_blocks import (
     constants,
     correlated,
     example_loss,
+    first_term,
     gradient_squares,
     normal,
     output,
+    own_curvatures,
     terms,
 )
 from moe_theory.training.fit import fit
@@ -117,6 +119,43 @@ def measure(block: Block, f_star: Callable[[Tensor], Tensor], x: Float[Tensor, "
         beta_bound=jac.smoothness_bound(bounds)[:CURVED].max(),
     )
     return rounded(means, 6)
+
+
+def parts_grid() -> list[dict]:
+    """Blocks before training, at the inputs whose Hessian is looked at; a spread of 1e-6 stands for equal gates."""
+    return [
+        dict(k=k, spread=spread, rho=rho, rep=rep, input=i)
+        for spread in (1e-6, *SPREADS)
+        for rho in (0.0, 1.0)
+        for k in SELECTED[1:]
+        for rep in range(REPETITIONS)
+        for i in range(CURVED)
+    ]
+
+
+def parts_row(key: dict) -> dict:
+    """What the Hessian of one example's loss is made of; all are norms.
+
+    L: of the gradient; whole: of the Hessian; first, second: of its two terms; largest, mean: over the second
+    term's blocks that belong to one expert and its row of the router; slope: |l'|.
+    """
+    k, i = key["k"], key["input"]
+    block = draw_block(key["rep"], key["spread"], key["rho"])
+    x = inputs(INPUTS, 30_000 + key["rep"])[i : i + 1]
+    s, y, F = terms(block, x, k), target(key["rep"])(x), output(block, x, k)
+    loss, w = example_loss(block, x[0], y[0], k)
+    fitted, _ = example_loss(block, x[0], F[0], k)  # l' = 0: the first term is left
+    own = own_curvatures(s, x, F - y)
+    values = dict(
+        L=sum(gradient_squares(s, x, F - y)).sqrt(),
+        whole=abs(largest_curvature(loss, w).value),
+        first=first_term(s, x),
+        second=abs(largest_curvature(lambda w: loss(w) - fitted(w), w).value),
+        largest=own.max(),
+        mean=own.mean(),
+        slope=(F - y).norm(),
+    )
+    return rounded({name: float(value) for name, value in values.items()}, 6)
 
 
 def row(key: dict) -> dict:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, t
 
 from moe_theory.streams import stream
 
@@ -12,7 +12,7 @@ RESAMPLES = 2000
 
 
 class Exponent(NamedTuple):
-    """A power law fitted on log-log axes: the slope and its 95% bootstrap interval."""
+    """A power law fitted on log-log axes: the slope and its 95% interval."""
 
     slope: float
     low: float
@@ -26,15 +26,15 @@ class Exponent(NamedTuple):
         return max(abs(self.low - power), abs(self.high - power))
 
 
-def by_size(rows, column: str) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "S R"]]:
-    """Sizes n and the values of a column, one row for each size, from a frame with columns n, rep and that one.
+def by_size(rows, column: str, *, size: str = "n") -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "S R"]]:
+    """Sizes and the values of a column, one row for each size, from a frame with columns `size`, rep and that one.
 
     Raises:
         ValueError: where a size lacks a repetition that another has.
     """
-    table = rows.pivot(index="n", columns="rep", values=column)
+    table = rows.pivot(index=size, columns="rep", values=column)
     if table.isna().any(axis=None):
-        raise ValueError(f"rows: expected every repetition of {column} at every size n")
+        raise ValueError(f"rows: expected every repetition of {column} at every size {size}")
     return table.index.to_numpy(float), table.to_numpy(float)
 
 
@@ -43,6 +43,24 @@ def log_slope(sizes, values) -> np.floating | np.ndarray:
     x = np.log(np.asarray(sizes, float))
     x = x - x.mean()
     return np.tensordot(x, np.log(np.asarray(values, float)), 1) / (x @ x)
+
+
+def paired_exponent(sizes, values: Float[np.ndarray, "S R"]) -> Exponent:
+    """Mean of the exponents of R repetitions, each of which is one object measured at all sizes; 95% t interval.
+
+    Args:
+        sizes: S sizes, or (S, R) where repetitions have sizes of their own; values: (S, R), positive, R >= 2.
+
+    Raises:
+        ValueError: for fewer than two repetitions.
+    """
+    values = np.asarray(values, float)
+    if values.ndim != 2 or values.shape[1] < 2:
+        raise ValueError(f"values: expected shape (S, R) with R >= 2, got {values.shape}")
+    sizes = np.broadcast_to(np.asarray(sizes, float).reshape(len(values), -1), values.shape)
+    slopes = np.array([log_slope(*pair) for pair in zip(sizes.T, values.T, strict=True)])
+    half = t.ppf(0.975, len(slopes) - 1) * slopes.std(ddof=1) / len(slopes) ** 0.5
+    return Exponent(float(slopes.mean()), float(slopes.mean() - half), float(slopes.mean() + half))
 
 
 def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Exponent:

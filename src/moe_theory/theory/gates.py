@@ -44,6 +44,21 @@ def jump_bound(k: int, rule: Rule) -> float:
     return 1 / (check.integer("k", k, 1) + known(rule).over_all)
 
 
+def jumps_at_ties(k: int, rule: Rule, h: Float[Tensor, "n M"], f: Float[Tensor, "n M o"]) -> Float[Tensor, " n"]:
+    """Jump of F over `|f_i - f_j|`, i the last selected expert and j the next, by evaluating F beside their tie.
+
+    Args:
+        k: below M; rule: how experts are selected and weighted.
+        h, f: logits and outputs of M experts at n inputs; logits k and k + 1 in size are both moved to their mean.
+    """
+    order = h.argsort(-1, descending=True)
+    h, f = h.gather(-1, order), f.gather(1, order[..., None].expand_as(f))
+    h[:, k - 1 : k + 1] = h[:, k - 1 : k + 1].mean(-1, keepdim=True)
+    side = 1e-12 * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)[k - 1]
+    jump = torch.einsum("nm,nmo->no", rule.gates(h + side, k) - rule.gates(h - side, k), f)
+    return jump.norm(dim=1) / (f[:, k - 1] - f[:, k]).norm(dim=1)
+
+
 def gate_jacobian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tensor, "K o"]:
     """`dF/dh_k = pi_k phi_k` with `phi_k = f_k - F`, for `F = sum pi_k f_k` and pi the softmax of the k logits."""
     return pi[:, None] * deviations(pi, f)
@@ -54,3 +69,28 @@ def gate_hessian(pi: Float[Tensor, "K"], f: Float[Tensor, "K o"]) -> Float[Tenso
     phi = deviations(pi, f)
     pairs = pi[:, None, None] * pi[None, :, None] * (phi[:, None] + phi[None, :])
     return torch.diag_embed((pi[:, None] * phi).T).permute(1, 2, 0) - pairs
+
+
+def router_hessian(
+    pi: Float[Tensor, "K"], f: Float[Tensor, "K"], dh: Float[Tensor, "K p"], d2h: Float[Tensor, "K p p"]
+) -> Float[Tensor, "p p"]:
+    """`d^2F/dTheta^2 = sum_k pi_k phi_k (d^2h_k + (dh_k - E dh)^2)`: smooth2025, Eq. 13, corrected; one output.
+
+    Args:
+        pi, f: gates and outputs of the K experts.
+        dh, d2h: gradients and Hessians of the K logits in the p parameters of the router, which they may share.
+    """
+    centred = dh - pi @ dh
+    return torch.einsum("k,kab->ab", pi * (f - pi @ f), d2h + centred[:, :, None] * centred[:, None])
+
+
+def printed_router_hessian(
+    pi: Float[Tensor, "K"], f: Float[Tensor, "K"], dh: Float[Tensor, "K p"], d2h: Float[Tensor, "K p p"]
+) -> Float[Tensor, "p p"]:
+    """smooth2025, Eq. 13, as printed, with the arguments of `router_hessian`.
+
+    `sum_j pi_j f_j ((dh_j - E dh)^2 + sum_k pi_k^2 (dh_j - dh_k)^2 + sum_k pi_k (d^2h_j - d^2h_k))`.
+    """
+    centred, pairs = dh - pi @ dh, dh[:, None] - dh[None]
+    squares = centred[:, :, None] * centred[:, None] + torch.einsum("k,jka,jkb->jab", pi.square(), pairs, pairs)
+    return torch.einsum("j,jab->ab", pi * f, squares + d2h - torch.einsum("k,kab->ab", pi, d2h))

@@ -78,15 +78,15 @@ def pair_cosine(c: Float[Tensor, "*batch K o d"]) -> Float[Tensor, "*batch"]:
     return pair_sum(c) / (norms.sum(-1).square() - norms.square().sum(-1))
 
 
-def equicorrelated(a: float, rho: float, k_eff: float) -> float:
-    """Norm of `sum_k pi_k C_k` if `|C_k| = a` and `<C_p, C_q> = rho a^2`: `a sqrt(rho + (1 - rho) / K_eff)`.
+def equicorrelated(a: float, mu: float, k_eff: float) -> float:
+    """Norm of `sum_k pi_k C_k` if `|C_k| = a` and `<C_p, C_q> = mu a^2`: `a sqrt(mu + (1 - mu) / K_eff)`.
 
     Raises:
         ValueError: for a or K_eff not positive, or where no such vectors exist (the square would be negative).
     """
-    square = rho + (1 - rho) / check.positive("k_eff", k_eff)
+    square = mu + (1 - mu) / check.positive("k_eff", k_eff)
     if not 0 <= square <= 1:
-        raise ValueError(f"rho: expected a correlation of some vectors, -1/(K_eff - 1) to 1, got {rho!r}")
+        raise ValueError(f"mu: expected a cosine of some vectors, -1/(K_eff - 1) to 1, got {mu!r}")
     return check.positive("a", a) * math.sqrt(square)
 
 

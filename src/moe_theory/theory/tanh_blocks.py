@@ -15,7 +15,6 @@ from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 
 GAIN = 1.5  # of the weights drawn
-CELLS = 200  # of the grid on a segment
 
 
 class Block(NamedTuple):
@@ -117,45 +116,40 @@ def example_loss(
     return loss, torch.cat([p.flatten() for p in chosen])
 
 
-class Floor(NamedTuple):
-    """What carries a block from one end of a segment to the other; see `floor`."""
+def first_term(s: Terms, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Largest eigenvalue of `J^T J`, the first term of the Hessian of the squared loss: that of the small `J J^T`.
 
-    slope: Float[Tensor, " s"]
-    jumps: Float[Tensor, " s"]
-    needed: Float[Tensor, " s"]
-
-
-def floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, "2 s d"], k: int) -> Floor:
-    """The floor under slope and jumps of F, on a grid of each of s segments, taken one by one to save memory.
-
-    Args:
-        block: a block that selects k of its experts; f_star: the function it is compared with.
-        ends: both ends of the segments; k: at least 1.
-
-    Returns:
-        slope: largest operator norm of dF/dz at a point of the grid, times the length.
-        jumps: lengths of the increments of F over the cells in which the selected set changes, summed.
-        needed: `|f*(x) - f*(x')|` less the errors at both ends, which slope + jumps cannot fall below, up to the grid.
+    `J J^T = sum_k pi_k^2 (|t_k|^2 I + |x|^2 (V_k diag(t_k')^2 V_k^T + phi_k phi_k^T))`, J in all parameters.
     """
-    parts = [_floor(block, f_star, segment, k) for segment in ends.split(1, dim=1)]
-    return Floor(*map(torch.cat, zip(*parts, strict=True)))
+    phi, dt2 = jac.deviations(s.pi, s.f), (1 - s.t.square()).square()
+    by_input = torch.einsum("nkoh,nkh,nkph->nkop", s.V, dt2, s.V) + phi[..., :, None] * phi[..., None, :]
+    eye = torch.eye(s.f.shape[-1], dtype=x.dtype, device=x.device)
+    each = s.t.square().sum(-1)[..., None, None] * eye + x.square().sum(1)[:, None, None, None] * by_input
+    return torch.linalg.eigvalsh(torch.einsum("nk,nkop->nop", s.pi.square(), each))[:, -1]
 
 
-def _floor(block: Block, f_star: Callable[[Tensor], Tensor], ends: Float[Tensor, "2 s d"], k: int) -> Floor:
-    """`floor`, all segments at once."""
-    share = torch.linspace(0, 1, CELLS + 1, dtype=ends.dtype, device=ends.device)
-    path, shape = torch.lerp(ends[0, :, None], ends[1, :, None], share[:, None]).flatten(0, 1), (-1, CELLS + 1)
-    s = terms(block, path, k)
-    F, F_star = output(block, path, k).unflatten(0, shape), f_star(path).unflatten(0, shape)
-    steepest = torch.linalg.matrix_norm(jac.input_terms(s.pi, s.f, s.dh, s.A).sum(1), 2).unflatten(0, shape).amax(1)
-    chosen = (path @ block.theta.T).unflatten(0, shape).topk(k).indices.sort(-1).values
-    changed = (chosen[:, 1:] != chosen[:, :-1]).any(-1)
-    jumps = (changed * F.diff(dim=1).norm(dim=-1)).sum(1)
-    errors = (F - F_star).norm(dim=-1)[:, [0, -1]].sum(1)
-    return Floor(steepest * (ends[1] - ends[0]).norm(dim=1), jumps, (F_star[:, -1] - F_star[:, 0]).norm(dim=1) - errors)
+def own_curvatures(s: Terms, x: Float[Tensor, "n d"], residual: Float[Tensor, "n o"]) -> Float[Tensor, "n K"]:
+    """Norm of each expert's own block in the Hessian of `<l', F>`: its parameters and its row of the router.
+
+    In coordinates along what the block sees, V_k in the direction of l' and W_k and the row in that of x, it is a
+    matrix of 2H + 1 rows: `pi_k [[0, b], [b, a]]` for each hidden unit, as in `constants`, bordered by
+    `pi_k (1 - pi_k) |x|` times the expert's gradient, and `pi_k (1 - 2 pi_k) <l', phi_k> |x|^2` in the corner.
+    """
+    n, K, H = s.t.shape
+    pi, dt, length = s.pi[..., None], 1 - s.t.square(), x.norm(dim=1)[:, None, None]
+    pulled, slope = torch.einsum("no,nkoh->nkh", residual, s.V), residual.norm(dim=1)[:, None, None]
+    V, W, row = slice(0, H), slice(H, 2 * H), 2 * H
+    upper = torch.zeros(n, K, 2 * H + 1, 2 * H + 1, dtype=x.dtype, device=x.device)
+    upper[..., V, W] = torch.diag_embed(pi * slope * length * dt)
+    upper[..., W, W] = torch.diag_embed(pi * length.square() * pulled * -s.t * dt)  # half of it, as in the corner
+    upper[..., V, row], upper[..., W, row] = slope * s.t, length * pulled * dt
+    upper[..., :row, row] *= pi * (1 - pi) * length
+    phi = torch.einsum("no,nko->nk", residual, jac.deviations(s.pi, s.f))
+    upper[..., row, row] = s.pi * (1 - 2 * s.pi) * phi * length[..., 0].square() / 2
+    return torch.linalg.eigvalsh(upper + upper.mT).abs().amax(-1)
 
 
-def two_blocks(
+def behind_two_blocks(
     k: int, rho: float, normalized: bool, seed: int
 ) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, " p"]]:
     """The cross-entropy of one example behind two blocks of k tanh experts in 8 dimensions, and its parameters.
