@@ -10,7 +10,9 @@ from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
 from moe_theory.tasks.regression import uniform_inputs
 from moe_theory.theory.identifiability import shifted
 from moe_theory.theory.minimax import (
+    exchange,
     least_sum,
+    likely_places,
     radial_sequence,
     rescaled,
     split_sequence,
@@ -108,17 +110,6 @@ def test_early_members_may_lie_in_another_cell():
 # --- The bound ----------------------------------------------------------------------------------
 
 
-def places(G, other, rng, count=1500):
-    """All midpoints of an atom of G and one of other; atoms; and points on and about the segments between them."""
-    first, last = G.atoms(), other.atoms()
-    middle = ((first[:, None] + last) / 2).flatten(0, 1)
-    j, m = torch.randint(len(G), (2, count), generator=rng)
-    t = 1.6 * torch.rand(count, 1, generator=rng, dtype=torch.float64) - 0.3
-    spread = 10 ** (-4 * torch.rand(count, 1, generator=rng, dtype=torch.float64))
-    about = torch.randn(count, first.shape[1], generator=rng, dtype=torch.float64)
-    return torch.cat([middle, first, last, (1 - t) * first[j] + t * last[m] + spread * about])
-
-
 def separation(G, other, r):
     """Smallest distance of atoms j, l over what the bound asks for: at least 1 where it holds."""
     router, expert = (G.beta1 - other.beta1).norm(dim=1), (G.eta - other.eta).norm(dim=1)
@@ -127,20 +118,15 @@ def separation(G, other, r):
     return float((apart / torch.maximum(delta[:, None], delta)).min()) / max(1, 2 ** (0.5 - 1 / r))
 
 
-def exchange(r, share):
-    """Two atoms whose router vectors trade places, `share` of the separation apart in the direction that costs most."""
-    sideways, across = (0.0, share) if r <= 2 else (share * 2 ** (-1 / r),) * 2
-    G = MixingMeasure(real([0.0, 0.0]), real([[1, 0], [2, sideways]]), real([[0, 0, 0], [0, 0, across]]))
-    return G, G.with_(beta1=real([[2, 0], [1, sideways]]))
-
-
 @pytest.mark.parametrize("r", [1, 1.5, 2, 4])
 @pytest.mark.parametrize("factors", [[1.4, 1.0, 1.0], [0.3, 1.7, 1.5], [2.2, 2.2, 1.0], [6.0, 1.0, 1.0]])
 def test_no_measure_is_near_to_both(factors, r):
     rng = torch.Generator().manual_seed(7)
     G = apart()
     other = rescaled(G, real(factors))
-    assert least_sum(G, other, places(G, other, rng), r) == pytest.approx(two_point_bound(G, other, r), rel=1e-9)
+    assert least_sum(G, other, likely_places(G, other, 1500, rng), r) == pytest.approx(
+        two_point_bound(G, other, r), rel=1e-9
+    )
 
 
 def along(start, way):
@@ -164,7 +150,9 @@ def test_pairs_as_close_as_the_bound_allows(r):
             middle = (low + high) / 2
             low, high = (middle, high) if separation(G, along(start, middle * way), r) > 1 else (low, middle)
         other = along(start, low * way)
-        assert least_sum(G, other, places(G, other, rng), r) == pytest.approx(two_point_bound(G, other, r), rel=1e-9)
+        assert least_sum(G, other, likely_places(G, other, 1500, rng), r) == pytest.approx(
+            two_point_bound(G, other, r), rel=1e-9
+        )
         tried += 1
     assert tried > 15
 
@@ -174,13 +162,13 @@ def test_pairs_as_close_as_the_bound_allows(r):
 def test_the_separation_cannot_be_weakened(r, share):
     """Closer by a factor, and the least sum is that factor to the power r of what the formula says."""
     rng = torch.Generator().manual_seed(1)
-    close, far = exchange(r, share), exchange(r, 1.001)
+    close, far = exchange(share, r), exchange(1.001, r)
     assert separation(*close, r) == pytest.approx(share)
     with pytest.raises(ValueError, match="times the larger move"):
         two_point_bound(*close, r)
     formula = two_point_bound(*far, r)  # the moves are the same
-    assert least_sum(*far, places(*far, rng), r) == pytest.approx(formula, rel=1e-9)
-    assert least_sum(*close, places(*close, rng), r) == pytest.approx(share**r * formula, rel=1e-9)
+    assert least_sum(*far, likely_places(*far, 1500, rng), r) == pytest.approx(formula, rel=1e-9)
+    assert least_sum(*close, likely_places(*close, 1500, rng), r) == pytest.approx(share**r * formula, rel=1e-9)
 
 
 def test_least_sum_is_the_sum_of_two_losses():
@@ -192,7 +180,7 @@ def test_least_sum_is_the_sum_of_two_losses():
     assert least_sum(G, other, at[:1], 2) == pytest.approx(0.3**2 + 0.7**2)
     rng = torch.Generator().manual_seed(3)
     G, other = apart(), rescaled(apart(), real([1.4, 0.5, 1.0]))
-    at = places(G, other, rng, 20)
+    at = likely_places(G, other, 20, rng)
     for _ in range(20):
         some = torch.randperm(len(at), generator=rng)[:5]
         H = MixingMeasure(torch.randn(5, generator=rng, dtype=torch.float64), at[some, :2], at[some, 2:])

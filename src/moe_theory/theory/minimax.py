@@ -119,6 +119,37 @@ def least_sum(G: MixingMeasure, other: MixingMeasure, places: Float[Tensor, "m p
     return float(found.fun)
 
 
+def likely_places(G: MixingMeasure, other: MixingMeasure, count: int, rng: torch.Generator) -> Float[Tensor, "m p"]:
+    """Where the atoms of a measure near to both may be: `places` for `least_sum`.
+
+    All midpoints of an atom of G and one of other, the atoms, and `count` points on and about the segments
+    between them, at all distances.
+    """
+    first, last = G.atoms(), other.atoms()
+    middle = ((first[:, None] + last) / 2).flatten(0, 1)
+    j, m = torch.randint(len(first), (count,), generator=rng), torch.randint(len(last), (count,), generator=rng)
+    t = 1.6 * torch.rand(count, 1, generator=rng, dtype=first.dtype) - 0.3
+    distance = 10 ** (-4 * torch.rand(count, 1, generator=rng, dtype=first.dtype))
+    about = distance * torch.randn(count, first.shape[1], generator=rng, dtype=first.dtype)
+    return torch.cat([middle, first, last, (1 - t) * first[j] + t * last[m] + about])
+
+
+def exchange(share: float, r: float) -> tuple[MixingMeasure, MixingMeasure]:
+    """Two measures in the plane: two atoms of weight 1 whose router vectors trade places, a move of 1 each.
+
+    They are `share` times as far apart as `two_point_bound` asks for, in the direction that costs least. For
+    share at most 1 the least sum of the losses is `share^r` times what its formula says, so its separation is sharp.
+    """
+    check.positive("share", share)
+    sideways, across = (0.0, share) if r <= 2 else (share * 2 ** (-1 / r),) * 2
+    G = MixingMeasure(
+        beta0=torch.zeros(2, dtype=torch.float64),
+        beta1=torch.tensor([[1, 0], [2, sideways]], dtype=torch.float64),
+        eta=torch.tensor([[0, 0, 0], [0, 0, across]], dtype=torch.float64),
+    )
+    return G, G.with_(beta1=torch.tensor([[2, 0], [1, sideways]], dtype=torch.float64))
+
+
 def _prices(places: Float[Tensor, "m p"], target: MixingMeasure, cell: Int[Tensor, " m"], r: float) -> Tensor:
     """`|beta1 - beta1_j|^r + |eta - eta_j|^r` for atoms at places, atom i in cell j = cell[i]."""
     router, expert = (places - target.atoms()[cell]).split([target.d, target.d + 1], 1)
