@@ -91,7 +91,7 @@ def two_point_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> flo
     return float(2 * (G.beta0.exp() * (delta / 2).pow(r).clamp_max(1)).sum())
 
 
-def least_sum(G: MixingMeasure, other: MixingMeasure, places: Float[Tensor, "m p"], r: float = 1) -> float:
+def least_sum(G: MixingMeasure, other: MixingMeasure, places: Float[Tensor, "m p"], r: float) -> float:
     """Least `L_1r(H, G) + L_1r(H, other)` over all measures H with atoms at the given places, whatever their weights.
 
     A linear program: an atom costs its weight times its distances to the two nearest atoms, and each cell
