@@ -9,9 +9,9 @@ import torch
 from moe_theory.experiments import overfit, rates
 from moe_theory.measure.voronoi import error_parts
 from moe_theory.models.mixture import draw_measure, regression_function
-from moe_theory.models.routers import ROUTERS, Cosine, Linear
-from moe_theory.tasks.regression import sample_regression, uniform_inputs
-from moe_theory.theory.fisher import standard_errors
+from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
+from moe_theory.tasks.regression import NOISE, sample_regression, uniform_inputs
+from moe_theory.theory.fisher import polar_errors, standard_errors
 from moe_theory.training.least_squares import least_squares
 
 
@@ -76,3 +76,31 @@ def test_a_split_along_a_homogeneous_expert_is_never_noticed_and_one_across_is()
 def test_bad_samples_are_refused():
     with pytest.raises(ValueError, match="x: expected at least as many inputs as parameters, 16, got 10"):
         standard_errors(draw_measure(2, 3, 0), uniform_inputs(10, 3, 0), Linear())
+
+
+@pytest.mark.parametrize("router", [Cosine(), Perturbed(0.1), Perturbed(3.0), Linear()])
+def test_errors_of_length_and_angle_are_those_of_a_model_written_in_them(router):
+    """Length and angle as the unknowns from the start, and automatic differentiation for the Jacobian."""
+    k, x = 3, uniform_inputs(400, 2, 1)
+    G = draw_measure(k, 2, 3, 2.0, 2.0)
+    start = torch.cat([G.beta1.norm(dim=1).log(), torch.atan2(G.beta1[:, 1], G.beta1[:, 0]), G.beta0, G.eta.flatten()])
+
+    def function(unknown):
+        length, angle, beta0, eta = unknown.split([k, k, k, 3 * k])
+        beta1 = length.exp()[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
+        weights = torch.softmax(router.feature(x) @ router.embedding(beta1).T + beta0, 1)
+        return (weights * torch.tanh(x @ eta.view(k, 3)[:, :2].T + eta.view(k, 3)[:, 2])).sum(1)
+
+    J = torch.autograd.functional.jacobian(function, start)
+    known = {k - 1, 2 * k - 1, 3 * k - 1} | (set(range(k)) if router.sphere else set())
+    free = [i for i in range(6 * k) if i not in known]
+    errors = dict(
+        zip(free, (NOISE**2 * torch.linalg.inv(J[:, free].T @ J[:, free] / len(x))).diagonal().sqrt(), strict=True)
+    )
+    expected = [errors[k]] if router.sphere else [errors[0], errors[k]]
+    torch.testing.assert_close(polar_errors(G, x, router, "tanh"), torch.stack(expected), rtol=1e-6, atol=0)
+
+
+def test_errors_of_length_and_angle_are_for_the_plane():
+    with pytest.raises(ValueError, match="G: expected inputs of dimension 2, got 3"):
+        polar_errors(draw_measure(2, 3, 0), uniform_inputs(50, 3, 0), Linear(), "tanh")

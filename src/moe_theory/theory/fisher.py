@@ -1,5 +1,7 @@
 """What least squares can reach: standard errors from the Fisher information of the regression MoE."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,6 +35,33 @@ def standard_errors(
     covariance = NOISE**2 * torch.linalg.pinv(J.T @ J / n, hermitian=True, rtol=1e-12)
     maps = _parts(G, router)
     return {name: float((L @ covariance @ L.T).trace().sqrt()) for name, L in maps.items()}
+
+
+def polar_errors(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str) -> Float[Tensor, " m"]:
+    """Limits of `sqrt(n)` times the standard errors of `log |beta1_1|` and of its angle, inputs in the plane.
+
+    Weight and router vector of the last expert are known: otherwise no vector's error is finite, since the common
+    shift of all is not determined. On a sphere there is no length to estimate, and only the second number.
+
+    Args:
+        G: the truth, whose last expert is the known one; all router vectors nonzero.
+        x: inputs over which J^T J is averaged, many more than parameters.
+        router, expert: of the truth and of what is fitted.
+
+    Raises:
+        ValueError: for inputs of another dimension than 2.
+    """
+    k, d = G.beta1.shape
+    if d != 2:
+        raise ValueError(f"G: expected inputs of dimension 2, got {d}")
+    J = jacobian(G, x, router, expert)
+    free = G.beta1[:-1]
+    polar = torch.stack([free, torch.stack([-free[:, 1], free[:, 0]], 1)], 1)[:, int(router.sphere) :]
+    by_polar = torch.einsum("nid,imd->nim", J[:, k : 3 * k].unflatten(1, (k, 2))[:, :-1], polar)
+    J = torch.cat([by_polar.flatten(1), J[:, : k - 1], J[:, 3 * k :]], 1)
+    scale = J.norm(dim=0)
+    spread = torch.linalg.inv(torch.linalg.qr(J / scale).R).norm(dim=1) / scale
+    return NOISE * math.sqrt(len(x)) * spread[: polar.shape[1]]
 
 
 def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
