@@ -37,8 +37,9 @@ from moe_theory.theory.identifiability import (
     singular_gap,
 )
 from moe_theory.theory.lower_bound import centred_ratio, loss_blocks, lower_bound_constant, smallest_ratio, whitened
+from moe_theory.theory.minimax import two_point_bound
 from moe_theory.theory.spare_bound import OneTooMany
-from moe_theory.theory.splits import bump_square, least_sum, pair_bound, scaled, split
+from moe_theory.theory.splits import bump_square, scaled, searched_sum, split
 from moe_theory.training.twice import fit
 
 PERTURBED, COSINE = Perturbed(), Cosine()
@@ -438,9 +439,9 @@ def test_two_splits_of_one_relu_expert_have_one_function_and_nothing_near_to_bot
     G, (A, B) = pair()[0], (scaled(pair()[0], scale, PERTURBED, share=0.4) for scale in (1.2, 1.1))
     assert apart(A, G, PERTURBED) < 1e-14 > apart(B, A, PERTURBED)
     middle = A.with_(eta=(A.eta + B.eta) / 2)
-    bound = pair_bound(A, B, r)
+    bound = two_point_bound(A, B, r)
     assert abs(voronoi_loss(middle, A, "L1r", r) + voronoi_loss(middle, B, "L1r", r) - bound) < 1e-12
-    assert least_sum(A, B, "L1r", r, starts=3, steps=30) >= bound
+    assert searched_sum(A, B, "L1r", r, starts=3, steps=30) >= bound
 
 
 def test_one_expert_too_many_near_the_truth_changes_the_function_as_the_limit_says():
@@ -478,8 +479,6 @@ def test_a_penalty_fixes_the_common_shift_and_a_fit_without_keeps_it(penalty):
         (lambda: split(pair()[0], {0: torch.zeros(2, 5)}, PERTURBED, share=1.0), "0 < share < 1"),
         (lambda: split(pair()[0], {0: torch.ones(2, 5)}, PERTURBED), "s: the perturbed router reaches"),
         (lambda: scaled(pair()[0], 2.5, PERTURBED), "scale: expected a number between 0"),
-        (lambda: pair_bound(*pair()), "other: expected the beta0 and beta1 of G"),
-        (lambda: pair_bound(pair()[0], pair()[0], 0.5), "r: expected a number >= 1"),
         (lambda: lower_bound_constant(normal(0, 9, 2), [([0], 1.0)]), "blocks: expected each of the 2 columns once"),
         (lambda: lower_bound_constant(torch.ones(9, 2).double(), [([0, 1], 1.0)]), "J: expected full rank"),
         (lambda: relations_formula(COSINE, "relu", 3, 3), "order: expected one of"),

@@ -59,28 +59,7 @@ def scaled(G: MixingMeasure, scale: float, router: Router, *, degree: int = 1, s
     return split(G, {0: step}, router, share=share)
 
 
-def pair_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> float:
-    """`2 sum_i exp(beta0_i) min(1, (Delta_i / 2)^r)`, with `Delta_i = |eta_i - eta'_i|`.
-
-    The least value of `L_1r(H, G) + L_1r(H, other)` over all measures H. For measures that differ in
-    their router vectors see `moe_theory.theory.minimax.two_point_bound`.
-
-    Raises:
-        ValueError: for an r below 1, or measures that differ in more than their experts, or whose atoms i and l are
-            not `2 max(Delta_i, Delta_l)` apart.
-    """
-    if not r >= 1:
-        raise ValueError(f"r: expected a number >= 1, got {r!r}")
-    if not (torch.equal(G.beta0, other.beta0) and torch.equal(G.beta1, other.beta1)):
-        raise ValueError("other: expected the beta0 and beta1 of G, got others")
-    delta = (G.eta - other.eta).norm(dim=1)
-    apart = (G.atoms()[:, None] - other.atoms()).norm(dim=2).fill_diagonal_(torch.inf)
-    if (apart < 2 * torch.maximum(delta[:, None], delta)).any():
-        raise ValueError("other: expected different atoms at least twice the larger move apart")
-    return float(2 * (G.beta0.exp() * (delta / 2).pow(r).clamp_max(1)).sum())
-
-
-def least_sum(
+def searched_sum(
     G: MixingMeasure, other: MixingMeasure, kind: str, r: float, *, starts: int = 10, steps: int = 100, seed: int = 0
 ) -> float:
     """The smallest sum of the losses of one measure against G and `other` that a search finds.
