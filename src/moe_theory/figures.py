@@ -35,7 +35,7 @@ COLORS = {
     "linear_router": "#E69F00",
     "cosine_router": "#009E73",
     "perturbed_router": "#0072B2",
-    "topk_softmax": "#7A5195",
+    "topk_softmax": "#882255",
     "softmax_topk": "#E69F00",
     "sampled_topk": "#0072B2",
 }

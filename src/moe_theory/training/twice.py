@@ -12,6 +12,8 @@ from moe_theory.models.routers import Linear
 
 STEPS = 100
 
+TRIES = 8  # starts of a search for two that end at one loss
+
 
 class Fit(NamedTuple):
     """Where a descent ended: the measure, and the mean squared error with the penalty."""
@@ -66,19 +68,19 @@ def fit(
 
 
 def starts_of_one_minimum(
-    x: Float[Tensor, "n d"], y: Float[Tensor, " n"], k: int, expert: str, seed: int, tries: int = 8
+    x: Float[Tensor, "n d"], y: Float[Tensor, " n"], k: int, expert: str, *, seed: int
 ) -> tuple[MixingMeasure, MixingMeasure]:
-    """Of `tries` random starts, two whose fits end at one loss: the lowest that two share, to a millionth.
+    """Of TRIES random starts, two whose fits end at one loss: the lowest that two share, to a millionth.
 
     If more than two share it, those whose mean router vectors are farthest apart.
 
     Raises:
         ValueError: if no two fits end at one loss.
     """
-    starts = [draw_measure(k, x.shape[1], 100 + 50 * seed + i, 2.0, 2.0) for i in range(tries)]
+    starts = [draw_measure(k, x.shape[1], 100 + 50 * seed + i, 2.0, 2.0) for i in range(TRIES)]
     losses = [fit(x, y, start, expert).loss for start in starts]
     for lowest in sorted(losses):
         ends = [start for start, loss in zip(starts, losses, strict=True) if 0 <= loss / lowest - 1 < 1e-6]
         if len(ends) > 1:
             return max(combinations(ends, 2), key=lambda pair: float((pair[0].beta1 - pair[1].beta1).mean(0).norm()))
-    raise ValueError(f"tries: no two of {tries} fits end at one loss, got {sorted(losses)}")
+    raise ValueError(f"seed: no two of {TRIES} fits end at one loss, got {sorted(losses)}")
