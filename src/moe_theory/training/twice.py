@@ -11,7 +11,6 @@ from moe_theory.models.mixture import MixingMeasure, draw_measure, gates, jacobi
 from moe_theory.models.routers import Linear
 
 STEPS = 100
-
 TRIES = 8  # starts of a search for two that end at one loss
 
 
