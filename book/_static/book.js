@@ -27,7 +27,8 @@ function filterLedger(form, rows) {
 // A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
 // An inline box has no width of its own (clientWidth 0) and never scrolls.
 function markScrolling(box) {
-  const scrolls = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
+  const wider = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
+  const scrolls = wider && ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
   box.classList.toggle("scrolls", scrolls);
   if (scrolls) box.tabIndex = 0;
   else box.removeAttribute("tabindex");
@@ -47,9 +48,7 @@ function boxWideFormulas() {
 
 function markAll() {
   boxWideFormulas();
-  document.querySelectorAll(BOXES).forEach((box) => {
-    if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)) markScrolling(box);
-  });
+  document.querySelectorAll(BOXES).forEach(markScrolling);
 }
 
 // Buttons of the theme are named by what they show, and its lists hold items.
