@@ -80,16 +80,15 @@ def test_page_reads_offline(browser, page, width, scheme):
 
 
 def test_a_window_that_changes_marks_only_what_scrolls(browser):
-    """The same boxes are marked after narrowing and widening as at first, and no formula that fits its line."""
-    marked = "() => [...document.querySelectorAll('article .scrolls')].map(e => e.tagName + e.innerText.slice(0, 40))"
-    fitting = "() => document.querySelectorAll('article mjx-container.scrolls:not([display]):not(.wide)').length"
+    """After narrowing and widening, every box that is marked is wider than its place, and some are."""
+    marked = "() => document.querySelectorAll('article .scrolls').length"
+    fitting = """() => [...document.querySelectorAll('article .scrolls:not(.wide)')]
+        .filter(e => e.scrollWidth <= e.clientWidth + 1).length"""
     tab, _ = opened(browser, "notebooks/12_beyond_gaussians.html")
-    first = tab.evaluate(marked)
     for width in (360, 1280):
         tab.set_viewport_size({"width": width, "height": 900})
         tab.evaluate("() => new Promise(requestAnimationFrame)")
-        assert tab.evaluate(fitting) == 0, width
-    assert tab.evaluate(marked) == first and first
+        assert tab.evaluate(fitting) == 0 and tab.evaluate(marked) > 0, width
     tab.context.close()
 
 
