@@ -14,8 +14,6 @@ CONVENTION, EARLIER_CONVENTION = "SeedSequence by purpose", "one generator for a
 #: What still draws from one generator for a seed, or for a seed and a number: their stored rows were made so,
 #: and come over to streams by purpose when those rows are computed anew.
 EARLIER = {
-    "moe_theory.experiments.overfit",
-    "moe_theory.experiments.rates",
     "moe_theory.experiments.sparse",
     "moe_theory.measure.stability",
     "moe_theory.models.mixture",
@@ -24,7 +22,6 @@ EARLIER = {
     "moe_theory.tasks.gaussians",
     "moe_theory.tasks.regression",
     "moe_theory.tasks.text",
-    "moe_theory.training.sgd",
 }
 
 #: What random numbers are drawn for.
@@ -36,6 +33,7 @@ PURPOSES = {
     "inputs": "inputs without labels",
     "regression": "inputs of a regression, and the noise of its labels",
     "measure": "a mixing measure",
+    "norms": "norms of router vectors that no function depends on",
     "near": "a mixing measure near another",
     "weights": "a model's initial weights",
     "router weights": "those of a router that does not start at zero",

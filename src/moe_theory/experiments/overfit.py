@@ -17,6 +17,7 @@ from moe_theory.experiments.registry import rounded
 from moe_theory.measure.voronoi import error_parts, voronoi_cells
 from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function
 from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.streams import torch_stream
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.training.least_squares import evaluate, least_squares, problems, unknowns
 
@@ -31,9 +32,9 @@ ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, 
 
 def small() -> list[dict]:
     """Fits of smooth experts by three routers; one too many, smooth ones and ReLU by the perturbed router."""
-    keys = [dict(router=r, phi="tanh", k=K) for r in COMPARED]
-    keys += [dict(router="perturbed", phi=e, k=K + 1) for e in ("tanh", "relu")]
-    return [dict(**key, n=n, rep=rep) for n in SIZES[:-1] for rep in range(REPETITIONS) for key in keys]
+    exact = [(dict(router=r, phi="tanh", k=K), 5 * REPETITIONS) for r in COMPARED]
+    over = [(dict(router="perturbed", phi=e, k=K + 1), REPETITIONS) for e in ("tanh", "relu")]
+    return [dict(**key, n=n, rep=rep) for key, reps in exact + over for n in SIZES[:-1] for rep in range(reps)]
 
 
 def contact() -> list[dict]:
@@ -73,7 +74,7 @@ def small_row(key: dict) -> dict:
     error = regression_function(end, fresh, router, expert) - regression_function(G, fresh, router, expert)
     values = dict(
         steps=int(found.steps[best]),
-        converged=bool(found.converged[best]),
+        promise=float(found.promise[best]),
         sse=float(found.sse[best]),
         sse_other=float(found.sse.median()),
         regression=float(error.square().mean().sqrt()),
@@ -113,7 +114,7 @@ def contact_row(key: dict) -> dict:
     x = uniform_inputs(N_CONTACT, G.d, 7)
     truth = unknowns(G, router)
     problem = problems(x[None], regression_function(G, x, router, expert)[None], router, expert)
-    rng = torch.Generator().manual_seed(11)
+    rng = torch_stream(11, "start")
 
     def residual(p: np.ndarray) -> np.ndarray:
         at = _pair(torch.from_numpy(p), truth, key["split"], key["gap"], router.sphere)

@@ -1,4 +1,4 @@
-"""How fast routers and experts are learned (Nguyen et al. 2025, Figures 1 and 2, Theorems 1 and 3).
+"""How fast routers and experts are learned at the paper's size (Nguyen et al. 2025, Figures 1 and 2, Theorems 1 and 3).
 
 Two procedures: the estimator of Eq. 3, and the paper's own (E.1: ten epochs of stochastic gradient
 descent at rate 0.1 from near the truth). Two truths: the paper's, whose last two routers are zero, and
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory.experiments.registry import rounded
-from moe_theory.measure.voronoi import error_parts, voronoi_loss
+from moe_theory.measure.voronoi import aligned, error_parts, voronoi_loss
 from moe_theory.models.mixture import (
     MixingMeasure,
     draw_measure,
@@ -24,65 +24,64 @@ from moe_theory.models.mixture import (
     regression_function,
 )
 from moe_theory.models.routers import ROUTERS, Router
+from moe_theory.streams import torch_stream
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
+from moe_theory.theory.fisher import descent_law
 from moe_theory.training.least_squares import least_squares
 from moe_theory.training.sgd import stochastic_descent
 
 SIZES = (1_000, 2_154, 4_642, 10_000, 21_544, 46_416, 100_000)
+FROM = 10_000  # the least size from which exponents of least squares in d = 32 are fitted
 REPETITIONS, D, K, TRUTH_SEED = 20, 32, 8, 0
 COMPARED = ("linear", "cosine", "perturbed")  # the routers of the grids: a new one does not change what is stored
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
-N_OVER = 50_000  # largest n that is fitted with one expert too many
-N_FAR = 10_000  # at this n the regular truth is also fitted from far starts
-N_STARTS = 10  # data sets fitted from far starts
+EPOCHS, RATE = 10, 0.1  # of E.1
+N_STARTS = 10  # data sets of size FROM that are fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 DIGITS = 6  # of what is stored
 
 
 class Figure(NamedTuple):
-    """What a figure of the paper fits to what: the routers compared, the router of the truth, the experts."""
+    """What a figure of the paper fits to what: routers compared, router of the truth, experts, atoms."""
 
     routers: tuple[str, str]
     true_router: str | None  # None: that of the fit
     expert: str
+    k: int  # atoms that are fitted
 
 
 FIGURES = {
-    "1a": Figure(("cosine", "perturbed"), None, "relu"),
-    "1b": Figure(("cosine", "perturbed"), None, "relu"),
-    "2a": Figure(("cosine", "perturbed"), "linear", "relu"),
-    "2b": Figure(("linear", "perturbed"), "linear", "quadratic"),
+    "1a": Figure(("cosine", "perturbed"), None, "relu", K),
+    "1b": Figure(("cosine", "perturbed"), None, "relu", K + 1),
+    "2a": Figure(("cosine", "perturbed"), "linear", "relu", K),
+    "2b": Figure(("linear", "perturbed"), "linear", "quadratic", K),
 }
 
 
 def lse() -> list[dict]:
-    """Figure 1's estimator at the regular truth: k = 8 by three routers, k = 9 by two of them up to N_OVER."""
-    keys = [dict(truth="regular", router=r, k=K) for r in COMPARED]
-    keys += [dict(truth="regular", router=r, k=K + 1) for r in FIGURES["1b"].routers]
+    """The estimator, exact-specified: three routers at the regular truth; at the paper's two of them, from FROM on."""
+    keys = [dict(truth="regular", router=r) for r in COMPARED]
+    keys += [dict(truth="paper", router=r) for r in FIGURES["1a"].routers]
     rows = [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
-    return [row for row in rows if row["k"] == K or row["n"] <= N_OVER]
+    return [row for row in rows if row["truth"] == "regular" or row["n"] >= FROM]
 
 
 def starts() -> list[dict]:
-    """One size of the regular truth, exact-specified, from two starts."""
-    return [dict(truth="regular", router=r, k=K, n=N_FAR, rep=i) for r in COMPARED for i in range(N_STARTS)]
+    """One size of the regular truth, from a near and from a far start."""
+    return [dict(truth="regular", router=r, n=FROM, rep=i) for r in COMPARED for i in range(N_STARTS)]
 
 
 def sgd() -> list[dict]:
-    """Figures 1 and 2 by the paper's procedure, and Figure 1a under another reading of what E.1 leaves open.
+    """Figures 1 and 2 by the paper's procedure, in readings of what E.1 leaves open: the batch, and how near "near" is.
 
-    E.1 names neither the batch nor how near "near" is. The base is batches of 100 from a fixed
-    distance. For Figure 1a also: one batch of all examples with a nearer start whose distance shrinks
-    as n^(-1/2), for both truths.
+    One batch of all examples from two distances, and batches of 100 from a third; Figure 1a also at the
+    regular truth, for one batch and one more distance.
     """
-    figures = {"1a": K, "1b": K + 1, "2a": K, "2b": K}
-    plain = [dict(figure=f, k=k, router=r) for f, k in figures.items() for r in FIGURES[f].routers]
-    base = dict(truth="paper", law="fixed", near=NEAR, batch=100)
-    keys = [dict(**key, **base) for key in plain]
-    shrinking = dict(law="shrinking", near=NEAR / 10, batch="all")
-    for name in ("paper", "regular"):
-        other = {**base, **shrinking, "truth": name}
-        keys += [dict(**key, **other) for key in plain if key["figure"] == "1a"]
+    readings = [dict(near=near, batch="all") for near in (1e-4, 1e-2)] + [dict(near=NEAR, batch=100)]
+    pairs = [dict(figure=f, truth="paper", router=r) for f, figure in FIGURES.items() for r in figure.routers]
+    keys = [{**pair, **how} for pair in pairs for how in readings]
+    regular = [dict(near=near, batch="all") for near in (1e-4, 1e-3, 1e-2)]
+    keys += [dict(figure="1a", truth="regular", router=r, **how) for r in FIGURES["1a"].routers for how in regular]
     return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
 
 
@@ -115,7 +114,7 @@ def near(G: MixingMeasure, k: int, scale: float, seed: int) -> tuple[MixingMeasu
 
     Every parameter moves by `scale` times the standard deviation it has in the truth of E.1.
     """
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch_stream(seed, "near")
     cell = torch.arange(k)
     for extra in range(len(G), k):
         cell[extra] = int(torch.randint(len(G), (1,), generator=rng))
@@ -133,7 +132,20 @@ def normalized(G: MixingMeasure, G_star: MixingMeasure) -> MixingMeasure:
 
 def losses(G: MixingMeasure, G_star: MixingMeasure) -> dict[str, float]:
     """The paper's Voronoi losses of the parameters as they stand."""
-    return {name: voronoi_loss(G, G_star, kind) for name, kind in (("L1", "L1r"), ("L2", "L2"), ("L3", "L3"))}
+    return {kind: voronoi_loss(G, G_star, kind) for kind in ("L2", "L3")}
+
+
+def over_norms(G: MixingMeasure, G_star: MixingMeasure, router: Router, seed: int) -> dict[str, float]:
+    """L_3 of measures with the same function: norms of beta1 uniform in (0, 1), or 1; and `aligned` with the truth.
+
+    Under a router that knows the norms the first two are the loss of G itself.
+    """
+    norms = torch.ones_like(G.beta0) if router.sphere else G.beta1.norm(dim=1)
+    drawn = torch.rand(len(G), generator=torch_stream(seed, "norms"), dtype=norms.dtype) if router.sphere else norms
+    unit = G.beta1 / G.beta1.norm(dim=1, keepdim=True)
+    equal = {"uniform": G.with_(beta1=drawn[:, None] * unit), "one": G.with_(beta1=norms[:, None] * unit)}
+    equal["aligned"] = aligned(G, G_star, router)
+    return {f"L3_{name}": voronoi_loss(H, G_star, "L3") for name, H in equal.items()}
 
 
 def parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:
@@ -162,33 +174,34 @@ def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tenso
 def lse_row(key: dict) -> dict:
     """The estimator of Eq. 3 on one data set, from a near start; parameters in |beta1| <= 1."""
     G, router, f, x, y = _problem(key)
-    start, cell = near(G, key["k"], NEAR, 1000 + key["rep"])
+    start, cell = near(G, K, NEAR, 1000 + key["rep"])
     found = least_squares(x[None], y[None], [start], router, radius=1.0)
     end = normalized(found.G[0], G)
     fresh = uniform_inputs(N_FRESH, D, 999)
     error = regression_function(end, fresh, router) - f(fresh)
     values = dict(
         steps=int(found.steps[0]),
-        converged=bool(found.converged[0]),
+        gain=float(found.gain[0]),
+        promise=float(found.promise[0]),
         sse=float(found.sse[0]),
         sse_truth=float((y - f(x)).square().sum()),
         regression=float(error.square().mean().sqrt()),
         at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
     )
-    return rounded(values | losses(end, G) | parts(end, G, router, cell), DIGITS)
+    found_losses = losses(end, G) | over_norms(end, G, router, key["rep"])
+    return rounded(values | found_losses | parts(end, G, router, cell), DIGITS)
 
 
 def starts_row(key: dict) -> dict:
     """The same from a near start and from a far one: their sums of squares, and how far apart they end."""
     G, router, _, x, y = _problem(key)
-    pair = [near(G, key["k"], scale, 1000 + key["rep"])[0] for scale in (NEAR, FAR)]
+    pair = [near(G, K, scale, 1000 + key["rep"])[0] for scale in (NEAR, FAR)]
     found = least_squares(x.expand(2, *x.shape), y.expand(2, len(y)), pair, router, radius=1.0)
     fresh = uniform_inputs(N_FRESH, D, 999)
     ends = [regression_function(end, fresh, router) for end in found.G]
     values = dict(
         near=float(found.sse[0]),
         far=float(found.sse[1]),
-        converged=bool(found.converged.all()),
         functions=float((ends[0] - ends[1]).square().mean().sqrt()),
         experts=float((found.G[0].eta - found.G[1].eta).norm()),
     )
@@ -204,13 +217,32 @@ def sgd_row(key: dict) -> dict:
         return true_function(G, source, figure.expert, x)
 
     x, y = sample_regression(f, n, D, 1 + key["rep"])
-    distance = key["near"] * (math.sqrt(SIZES[0] / n) if key["law"] == "shrinking" else 1)
-    start, cell = near(G, key["k"], distance, 1000 + key["rep"])
+    start, cell = near(G, figure.k, key["near"], 1000 + key["rep"])
     batch = n if key["batch"] == "all" else key["batch"]
-    end = stochastic_descent(x, y, start, router, figure.expert, batch=batch, seed=2000 + key["rep"])
+    how = dict(epochs=EPOCHS, rate=RATE, batch=batch, seed=2000 + key["rep"])
+    end = stochastic_descent(x, y, start, router, figure.expert, **how)
     fresh = uniform_inputs(N_FRESH, D, 999)
     error = regression_function(end, fresh, router, figure.expert) - f(fresh)
     before = {f"{name}_start": value for name, value in losses(start, G).items()}
-    begun = {f"{name}_start": value for name, value in parts(start, G, router, cell).items()}
     values = dict(regression=float(error.square().mean().sqrt()))
-    return rounded(values | before | losses(end, G) | begun | parts(end, G, router, cell), DIGITS)
+    return rounded(values | before | losses(end, G) | parts(end, G, router, cell), DIGITS)
+
+
+def ten_steps(router: Router, near_by: float, seed: int = 0) -> Float[Tensor, "sizes draws"]:
+    """L_3 after ten steps on all examples from near the regular truth, as `descent_law` says it is distributed.
+
+    Nothing is fitted: a start is drawn as for a row, its error goes through the law, noise is added.
+
+    Args:
+        router: of truth and fit; near_by: distance of the start, in the unit of `near`.
+        seed: of the inputs over which the law's Hessian is averaged, and of the draws.
+    """
+    G, x = truth("regular"), uniform_inputs(N_FRESH, D, seed)
+    keeps, noise = descent_law(G, x, router, rate=RATE, steps=EPOCHS)
+    found = []
+    for rep in range(REPETITIONS):
+        start, _ = near(G, K, near_by, 5000 + REPETITIONS * seed + rep)
+        begun = keeps @ (start.flat() - G.flat())
+        z = noise @ torch.randn(len(begun), generator=torch_stream(seed, "regression", rep), dtype=begun.dtype)
+        found.append([voronoi_loss(MixingMeasure.of(G.flat() + begun + z / math.sqrt(n), K), G, "L3") for n in SIZES])
+    return torch.tensor(found).T

@@ -8,6 +8,8 @@ from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure
 from moe_theory.models.routers import Router
 
+SHARES = (0, 0.125, 0.25, 0.5, 0.75, 1)
+
 
 def voronoi_cells(G: MixingMeasure, G_star: MixingMeasure) -> Int[Tensor, " k"]:
     """For each atom of G the index of the nearest atom of G_star (Eq. 5); ties go to the first."""
@@ -41,6 +43,39 @@ def voronoi_loss(G: MixingMeasure, G_star: MixingMeasure, kind: str = "L1r", r: 
     shared = torch.bincount(cell, minlength=len(G_star))[cell] > 1
     power = {"L1r": torch.tensor(float(r)), "L2": 1 + shared.double(), "L3": torch.tensor(1.0)}[kind]
     return float((mass - G_star.beta0.exp()).abs().sum() + (weight * (router**power + expert**power)).sum())
+
+
+def aligned(G: MixingMeasure, G_star: MixingMeasure, router: Router) -> MixingMeasure:
+    """A measure with the function of G, near G_star: what the function leaves open is taken from the truth.
+
+    That is the common shift of all embeddings, of which the multiple is taken that brings the beta1 nearest of
+    `SHARES` of the one that brings the mean embedding nearest, and on a sphere the norms of the beta1. True
+    vectors of length 0, which have no embedding there, do not count. Atom i belongs to atom i of G_star.
+
+    Raises:
+        ValueError: for measures of different sizes.
+    """
+    if len(G) != len(G_star):
+        raise ValueError(f"G: expected {len(G_star)} atoms as in G_star, got {len(G)}")
+    s, known = router.embedding(G.beta1), (G_star.beta1 != 0).any(1) | (not router.sphere)
+    shift = router.gauge(s) @ (router.embedding(G_star.beta1[known]) - s[known]).mean(0)
+    norm = G_star.beta1.norm(dim=1, keepdim=True) if router.sphere else 1
+    moved = [G.with_(beta1=norm * beta1) for beta1 in _preimages(s, shift, router)]
+    return min(moved, key=lambda H: float((H.beta1 - G_star.beta1).norm(dim=1).sum()))
+
+
+def _preimages(s: Tensor, shift: Tensor, router: Router) -> list[Tensor]:
+    """The beta1 behind `s_i + t shift` for t in `SHARES` where that is an embedding.
+
+    On a sphere a shift v has to keep every norm, `2 s_i.v + |v|^2 = 0`: t shift is orthogonal to all s_i, and
+    `v = t shift - c u` with `<s_i, u> = 1`, c the smaller root of `|v|^2 = 2 c`.
+    """
+    if not router.sphere:
+        there = [s + t * shift for t in SHARES]
+        return [router.preimage(at) for at in there if router.plain or (at.norm(dim=1) < 1).all()]
+    u = torch.linalg.pinv(s).sum(1)
+    inside = [(t * shift, 1 - u.square().sum() * (t * shift).square().sum()) for t in SHARES]
+    return [router.preimage(s + z - z.square().sum() / (1 + q.sqrt()) * u) for z, q in inside if q > 0]
 
 
 def error_parts(G: MixingMeasure, G_star: MixingMeasure, router: Router, cell: Int[Tensor, " k"]) -> dict[str, float]:

@@ -61,6 +61,17 @@ class MixingMeasure:
         """`omega_i = (beta1_i, eta_i)`, whose distances make the Voronoi cells of Eq. 5."""
         return torch.cat([self.beta1, self.eta], 1)
 
+    def flat(self) -> Float[Tensor, " p"]:
+        """All parameters in the order of a tangent."""
+        return torch.cat([self.beta0, self.beta1.flatten(), self.eta.flatten()])
+
+    @classmethod
+    def of(cls, flat: Float[Tensor, " p"], k: int) -> "MixingMeasure":
+        """The measure of k atoms that `flat` lists the parameters of."""
+        d = len(flat) // (2 * k) - 1
+        beta0, beta1, eta = flat.split([k, k * d, k * (d + 1)])
+        return cls(beta0, beta1.view(k, d), eta.view(k, d + 1))
+
     def with_(self, **parts: Tensor) -> "MixingMeasure":
         """The same measure with other parts.
 

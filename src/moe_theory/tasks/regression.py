@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.streams import torch_stream
 
 #: Standard deviation of the responses about the regression function (E.1).
 NOISE = 0.1
@@ -26,11 +27,12 @@ def sample_regression(
     Args:
         f: maps (n, d) to (n,).
         n, d: number of inputs, and their dimension.
-        seed: of inputs and noise, drawn from two streams.
+        seed: of inputs and noise.
         noise: standard deviation, >= 0.
     """
     check.not_negative("noise", noise)
-    check.integer("seed", seed, 0)
-    x = uniform_inputs(n, d, 2 * seed)
-    rng = torch.Generator().manual_seed(2 * seed + 1)
+    check.integer("n", n, 1)
+    check.integer("d", d, 1)
+    rng = torch_stream(seed, "regression")
+    x = torch.rand(n, d, generator=rng, dtype=torch.float64) * 2 - 1
     return x, f(x) + noise * torch.randn(n, generator=rng, dtype=x.dtype)

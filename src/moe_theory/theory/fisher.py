@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure, jacobian
 from moe_theory.models.routers import Router
 from moe_theory.tasks.regression import NOISE
@@ -62,6 +63,31 @@ def polar_errors(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expe
     scale = J.norm(dim=0)
     spread = torch.linalg.inv(torch.linalg.qr(J / scale).R).norm(dim=1) / scale
     return NOISE * math.sqrt(len(x)) * spread[: polar.shape[1]]
+
+
+def descent_law(
+    G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu", *, rate: float, steps: int
+) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p p"]]:
+    """(A, R) such that gradient descent on all n examples turns an error `D` near G into `A D + R z / sqrt(n)`.
+
+    With `H = 2 J^T J / n` a step of the mean squared error takes D to `D - rate (H D - 2 J^T eps / n)`, hence
+    `A = (1 - rate H)^T` and, as `J^T eps` has covariance `sigma^2 J^T J`, `R = sigma (2 / H)^(1/2) (1 - A)`,
+    zero where H is; z is standard normal in R^p. As T grows `R R^T` comes to the covariance of least squares.
+
+    Args:
+        G, x, router, expert: as for `standard_errors`.
+        rate: of a step; steps: their number T.
+
+    Raises:
+        ValueError: for fewer inputs than parameters.
+    """
+    J = jacobian(G, x, router, expert)
+    if len(J) < J.shape[1]:
+        raise ValueError(f"x: expected at least as many inputs as parameters, {J.shape[1]}, got {len(J)}")
+    h, Q = torch.linalg.eigh(2 * J.T @ J / len(J))
+    keeps = (1 - check.positive("rate", rate) * h) ** check.integer("steps", steps, 1)
+    noise = torch.where(h > 1e-12 * h[-1], NOISE * (2 / h.clamp_min(1e-300)).sqrt() * (1 - keeps), 0)
+    return (Q * keeps) @ Q.T, (Q * noise) @ Q.T
 
 
 def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure
 from moe_theory.models.routers import Router
+from moe_theory.streams import torch_stream
 from moe_theory.training.least_squares import Problems, evaluate, gradient, problems, unknowns
 
 
@@ -37,7 +38,7 @@ def stochastic_descent(
     check.positive("rate", rate)
     if check.integer("batch", batch, 1) > len(x):
         raise ValueError(f"batch: expected at most n = {len(x)}, got {batch}")
-    rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
+    rng = torch_stream(seed, "order")
     data = problems(x[None], y[None], router, expert)
     G = start
     for _ in range(epochs):

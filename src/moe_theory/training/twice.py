@@ -44,18 +44,15 @@ def fit(
     (k, d), n, router = start.beta1.shape, len(x), Linear()
     r, eye = k * (d + 1), torch.eye(k * (2 * d + 2), dtype=x.dtype)
 
-    def measure(p: Tensor) -> MixingMeasure:
-        return MixingMeasure(p[:k], p[k:r].view(k, d), p[r:].view(k, d + 1))
-
     def rows(p: Tensor) -> tuple[Tensor, Tensor]:
-        G, to_eta = measure(p), x.new_zeros(n, k * (d + 1))
+        G, to_eta = MixingMeasure.of(p, k), x.new_zeros(n, k * (d + 1))
         pi, lse = gates(G, x, router), torch.logsumexp(router.scores(G.beta0, G.beta1, x), 1)
         by_lse = torch.cat([pi, (pi[:, :, None] * x[:, None]).flatten(1), to_eta], 1)
         a = [(regression_function(G, x, router, expert) - y) / n**0.5, decay**0.5 * p[:r], (z_loss / n) ** 0.5 * lse]
         A = [jacobian(G, x, router, expert) / n**0.5, decay**0.5 * eye[:r], (z_loss / n) ** 0.5 * by_lse]
         return torch.cat(a), torch.cat(A)
 
-    p, damping = torch.cat([start.beta0, start.beta1.flatten(), start.eta.flatten()]), 1e-2
+    p, damping = start.flat(), 1e-2
     a, A = rows(p)
     for _ in range(STEPS):
         there = p - torch.linalg.solve(A.T @ A + damping * eye, A.T @ a)
@@ -63,7 +60,7 @@ def fit(
         p, a, A, damping = (there, b, B, damping / 3) if b @ b < a @ a else (p, a, A, 4 * damping)
         if damping > 1e6:
             break
-    return Fit(measure(p), float(a @ a))
+    return Fit(MixingMeasure.of(p, k), float(a @ a))
 
 
 def starts_of_one_minimum(
