@@ -239,11 +239,11 @@ def test_speed_is_read_from_where_it_is_written():
         ("exploration", dict(scan="sigma_0", sigma_0=0.1, seed=5), ["winner", "other_features", "routing"]),
         ("outcome", dict(scan="d, sigma_0 = d^-1/3", d=64, seed=2), ["predicted", "empty"]),
         ("beyond_stopping", dict(balance=0.01, seed=1), ["first_test", "first_loss"]),
-        ("voronoi_lse", dict(truth="regular", router="perturbed", k=8, n=1000, rep=3), ["sse", "sse_truth"]),
+        ("voronoi_lse", dict(truth="regular", router="perturbed", n=1000, rep=3), ["sse_truth", "steps"]),
         ("voronoi_starts", dict(router="cosine", rep=0), ["near", "far"]),
         (
             "voronoi_sgd",
-            dict(figure="2b", router="perturbed", n=1000, rep=5),
+            dict(figure="2b", router="perturbed", near=1e-4, n=1000, rep=5),
             ["L3_start", "L3", "expert", "regression"],
         ),
         ("baselines", dict(task="gaussians"), ["test_accuracy"]),

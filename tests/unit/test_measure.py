@@ -50,6 +50,18 @@ def test_exponent_is_found_and_a_wrong_one_excluded():
     assert not fit.low < -0.6 < fit.high
 
 
+def test_exponents_of_means_and_of_repetitions_that_share_their_data():
+    sizes = np.array([10.0, 20, 40, 80])
+    shared = np.exp(np.random.default_rng(1).normal(size=30))  # a factor that a repetition has at every size
+    fit = fit_exponent(sizes, shared * sizes[:, None] ** -0.5, power=1)
+    assert np.allclose(fit, -0.5)  # whole repetitions are drawn again, so the factor moves no slope
+    two = np.array([1.0] * 5 + [3.0] * 5) * np.array([1.0, 2, 4, 8])[:, None]
+    two[-1] = 8 * np.array([2.0] * 10)  # the mean is what the law says, the root mean square is not
+    assert np.isclose(fit_exponent(sizes, two, power=1).slope, 1) and fit_exponent(sizes, two).slope < 0.99
+    with pytest.raises(ValueError, match="^power: expected"):
+        fit_exponent(sizes, two, power=0)
+
+
 def test_exponents_of_objects_measured_at_all_sizes_are_averaged():
     sizes, own = np.array([2.0, 4, 8, 16]), np.array([-0.5, -0.7, -0.6])
     values = 3.0 * sizes[:, None] ** own

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from moe_theory.experiments import overfit, rates
-from moe_theory.measure.voronoi import error_parts
-from moe_theory.models.mixture import draw_measure, regression_function
+from moe_theory.measure.voronoi import aligned, error_parts
+from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
 from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
 from moe_theory.tasks.regression import NOISE, sample_regression, uniform_inputs
-from moe_theory.theory.fisher import polar_errors, standard_errors
+from moe_theory.theory.fisher import descent_law, polar_errors, standard_errors
 from moe_theory.training.least_squares import least_squares
+from moe_theory.training.sgd import stochastic_descent
 
 
 @pytest.mark.slow
@@ -64,6 +65,52 @@ def test_starts_lie_about_the_truth_at_the_distance_asked_for():
 def test_a_shift_of_all_weights_is_undone():
     G = rates.truth("regular")
     assert torch.allclose(rates.normalized(G.with_(beta0=G.beta0 + 3), G).beta0, G.beta0)
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_the_law_of_ten_steps_is_what_a_descent_does(kind):
+    """Without noise from one error, and the noise as the sum of what each step brings."""
+    router, G, x = ROUTERS[kind](), draw_measure(2, 3, 4, 0.5, 2.0), uniform_inputs(5_000, 3, 3)
+    keeps, noise = descent_law(G, x, router, "tanh", rate=0.1, steps=10)
+    start = MixingMeasure.of(G.flat() + 1e-5 * torch.linspace(-1, 1, 16, dtype=torch.float64), 2)
+    y = regression_function(G, x, router, "tanh")
+    end = stochastic_descent(x, y, start, router, "tanh", epochs=10, rate=0.1, batch=len(x))
+    torch.testing.assert_close(end.flat() - G.flat(), keeps @ (start.flat() - G.flat()), rtol=0, atol=1e-9)
+    J = jacobian(G, x, router, "tanh")
+    step, by_noise = torch.eye(16, dtype=x.dtype) - 0.2 * J.T @ J / len(x), torch.zeros(16, len(x), dtype=x.dtype)
+    for _ in range(10):
+        by_noise = step @ by_noise + 0.2 * J.T / len(x)
+    torch.testing.assert_close(noise @ noise.T / len(x), NOISE**2 * by_noise @ by_noise.T)
+
+
+def test_a_law_of_steps_needs_inputs_and_a_rate():
+    G = draw_measure(2, 3, 4)
+    with pytest.raises(ValueError, match="x: expected at least as many inputs as parameters, 16, got 10"):
+        descent_law(G, uniform_inputs(10, 3, 0), Linear(), rate=0.1, steps=10)
+    with pytest.raises(ValueError, match="rate: expected"):
+        descent_law(G, uniform_inputs(50, 3, 0), Linear(), rate=0.0, steps=10)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_measures_that_a_loss_is_taken_over_have_one_function(kind, scale):
+    router, G, x = ROUTERS[kind](), rates.truth("regular"), uniform_inputs(300, rates.D, 1)
+    H, _ = rates.near(G, rates.K, scale, 3)
+    A = aligned(H, G, router)
+    torch.testing.assert_close(regression_function(A, x, router), regression_function(H, x, router), rtol=0, atol=1e-12)
+    over = rates.over_norms(H, G, router, 0)
+    assert over["L3_aligned"] < rates.losses(H, G)["L3"]
+    if router.sphere:  # every norm is 1: the farthest part of the loss can be written down
+        apart = (router.embedding(H.beta1) - G.beta1).norm(dim=1) + (H.eta - G.eta).norm(dim=1)
+        expected = (H.beta0.exp() * apart).sum() + (H.beta0.exp() - G.beta0.exp()).abs().sum()
+        assert over["L3_one"] == pytest.approx(float(expected))
+    else:
+        assert over["L3_one"] == over["L3_uniform"] == rates.losses(H, G)["L3"]
+
+
+def test_only_measures_of_one_size_are_aligned():
+    with pytest.raises(ValueError, match="G: expected 3 atoms as in G_star, got 2"):
+        aligned(draw_measure(2, 3, 0), draw_measure(3, 3, 0), Linear())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import bootstrap, t
 
+from moe_theory import _validate as check
 from moe_theory.streams import stream
 
 RESAMPLES = 2000
@@ -63,13 +64,14 @@ def paired_exponent(sizes, values: Float[np.ndarray, "S R"]) -> Exponent:
     return Exponent(float(slopes.mean()), float(slopes.mean() - half), float(slopes.mean() + half))
 
 
-def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Exponent:
-    """Fit `rms(values) ~ sizes^slope` by least squares in logarithms.
+def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, power: float = 2) -> Exponent:
+    """Fit `mean(|values|^power)^(1 / power) ~ sizes^slope` by least squares in logarithms.
 
     Args:
         sizes: S increasing sizes, at least four.
         values: (S, R) measurements, R independent repetitions at each size, at least 10.
-        seed: of the bootstrap, which resamples the repetitions at each size.
+        seed: of the bootstrap, which resamples whole repetitions: one may be the same data at all sizes.
+        power: 2 fits root mean squares, 1 means.
 
     Raises:
         ValueError: for fewer sizes or repetitions, shapes that do not match, or a size or root mean
@@ -80,13 +82,13 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0) -> Expo
         raise ValueError(f"sizes: expected at least four increasing positive sizes, got {sizes}")
     if values.ndim != 2 or len(values) != len(sizes) or values.shape[1] < 10:
         raise ValueError(f"values: expected shape ({len(sizes)}, R) with R >= 10, got {values.shape}")
-    squares = values**2
-    if not (squares.mean(1) > 0).all():
-        raise ValueError("values: expected a positive finite root mean square at every size")
+    powers = np.abs(values) ** check.positive("power", power)
+    if not (powers.mean(1) > 0).all():
+        raise ValueError("values: expected a positive finite mean of the powers at every size")
 
-    def slope(*squares, axis=-1):
-        return log_slope(sizes, [s.mean(axis) for s in squares]) / 2
+    def slope(*powers, axis=-1):
+        return log_slope(sizes, [p.mean(axis) for p in powers]) / power
 
-    resampling = dict(n_resamples=RESAMPLES, method="percentile", rng=stream(seed, "resampling"))
-    low, high = bootstrap(tuple(squares), slope, **resampling).confidence_interval
-    return Exponent(float(slope(*squares)), float(low), float(high))
+    resampling = dict(n_resamples=RESAMPLES, method="percentile", paired=True, rng=stream(seed, "resampling"))
+    low, high = bootstrap(tuple(powers), slope, **resampling).confidence_interval
+    return Exponent(float(slope(*powers)), float(low), float(high))
