@@ -40,6 +40,9 @@ CHUNK = 2_000
 PATIENCE = 3  # steps in a row that gain little before the descent stops
 LARGEST_DAMPING = 1e8
 ROUNDING = 1e-6  # relative, of the normal matrix
+#: Share of the bound within which an embedding that is pulled out goes to the bound with the next step. If it were
+#: left inside, the other unknowns would be moved as if it went out, and only tiny steps be accepted.
+AT_BOUND = 1e-3
 
 
 class Estimate(NamedTuple):
@@ -152,11 +155,13 @@ class Domain:
     router: Router
     bound: float
 
-    def normals(self, at: Float[Tensor, "B 2 k q"], pull: Float[Tensor, "B 2 k q"]) -> Float[Tensor, "B k d"]:
-        """Unit normals of the atoms whose embedding may not move along `pull`; zero for the others."""
+    def normals(
+        self, at: Float[Tensor, "B 2 k q"], pull: Float[Tensor, "B 2 k q"], margin: float = 1e-9
+    ) -> Float[Tensor, "B k d"]:
+        """Unit normals of atoms whose embedding is at the bound, up to a margin, and pulled out; zero for the rest."""
         s, pull = at[:, 0, :, 1:], pull[:, 0, :, 1:]
         norm = s.norm(dim=-1, keepdim=True)
-        outward = (norm >= self.bound * (1 - 1e-9)) & ((s * pull).sum(-1, keepdim=True) > 0)
+        outward = (norm >= self.bound * (1 - margin)) & ((s * pull).sum(-1, keepdim=True) > 0)
         return s / norm.clamp_min(1e-300) * (outward | self.router.sphere)
 
     def free(self, normal: Float[Tensor, "B k d"]) -> Bool[Tensor, " B"]:
@@ -174,10 +179,11 @@ class Domain:
         step[:, 0, :, 1:] -= shift * free[:, None, None]
         return step
 
-    def retracted(self, at: Float[Tensor, "B 2 k q"]) -> Float[Tensor, "B 2 k q"]:
-        """The embeddings brought back to the sphere or into the ball along their rays."""
+    def retracted(self, at: Float[Tensor, "B 2 k q"], normal: Float[Tensor, "B k d"]) -> Float[Tensor, "B 2 k q"]:
+        """The embeddings brought along their rays back into the ball, or where one is held by a normal to the bound."""
         at, norm = at.clone(), at[:, 0, :, 1:].norm(dim=-1, keepdim=True)
-        at[:, 0, :, 1:] *= torch.where((norm > self.bound) | self.router.sphere, self.bound / norm, 1.0)
+        held = (normal != 0).any(-1, keepdim=True)
+        at[:, 0, :, 1:] *= torch.where((norm > self.bound) | held, self.bound / norm, 1.0)
         return at
 
 
@@ -282,7 +288,7 @@ def _stepped(state: State, data: Problems, domain: Domain) -> State:
     """
     r, w, v = evaluate(state.at, data)
     g, C = gradient(r, w, v, data), trades(state.at)
-    normal = domain.normals(state.at, g)
+    normal = domain.normals(state.at, g, AT_BOUND)
     H, g = projected(normal_matrix(w, v, data), g, normal)
     H, g = C.mT @ H @ C, (C.mT @ g[..., None])[..., 0]
     diagonal, free = torch.diag_embed(H.diagonal(dim1=1, dim2=2)), domain.free(normal)
@@ -292,7 +298,7 @@ def _stepped(state: State, data: Problems, domain: Domain) -> State:
         A = H[waiting] + diagonal[waiting] * damping[waiting, None, None]
         here = state.at[waiting]
         step = (C[waiting] @ torch.linalg.solve(A, g[waiting])[..., None]).view_as(here)
-        tried = domain.retracted(here + domain.constrained(step, here, free[waiting]))
+        tried = domain.retracted(here + domain.constrained(step, here, free[waiting]), normal[waiting])
         new = evaluate(tried, data.some(waiting))[0].square().sum(1)
         better = new < sse[waiting]
         there[waiting[better]], sse[waiting[better]] = tried[better], new[better]
