@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from moe_theory.measure import dispatch_counts, dispatch_entropy
-from moe_theory.measure.scaling import Exponent, by_size, fit_exponent, log_slope, paired_exponent
+from moe_theory.measure.scaling import Exponent, by_size, exponent_difference, fit_exponent, log_slope, paired_exponent
 from moe_theory.measure.speed import exponent
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.concentration import largest_of_noise, mean_and_spread, signal_sums
@@ -58,6 +58,8 @@ def test_exponents_of_means_and_of_repetitions_that_share_their_data():
     two = np.array([1.0] * 5 + [3.0] * 5) * np.array([1.0, 2, 4, 8])[:, None]
     two[-1] = 8 * np.array([2.0] * 10)  # the mean is what the law says, the root mean square is not
     assert np.isclose(fit_exponent(sizes, two, power=1).slope, 1) and fit_exponent(sizes, two).slope < 0.99
+    apart = exponent_difference(sizes, shared * sizes[:, None] ** -0.5, shared**2 * sizes[:, None] ** 0.25)
+    assert np.allclose(apart, -0.75)
     with pytest.raises(ValueError, match="^power: expected"):
         fit_exponent(sizes, two, power=0)
 

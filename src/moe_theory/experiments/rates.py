@@ -228,21 +228,28 @@ def sgd_row(key: dict) -> dict:
     return rounded(values | before | losses(end, G) | parts(end, G, router, cell), DIGITS)
 
 
-def ten_steps(router: Router, near_by: float, seed: int = 0) -> Float[Tensor, "sizes draws"]:
-    """L_3 after ten steps on all examples from near the regular truth, as `descent_law` says it is distributed.
+class Law(NamedTuple):
+    """What `descent_law` says of ten steps on all examples near the regular truth: A and R."""
 
-    Nothing is fitted: a start is drawn as for a row, its error goes through the law, noise is added.
+    keeps: Float[Tensor, "p p"]
+    noise: Float[Tensor, "p p"]
 
-    Args:
-        router: of truth and fit; near_by: distance of the start, in the unit of `near`.
-        seed: of the inputs over which the law's Hessian is averaged, and of the draws.
-    """
-    G, x = truth("regular"), uniform_inputs(N_FRESH, D, seed)
-    keeps, noise = descent_law(G, x, router, rate=RATE, steps=EPOCHS)
-    found = []
-    for rep in range(REPETITIONS):
-        start, _ = near(G, K, near_by, 5000 + REPETITIONS * seed + rep)
-        begun = keeps @ (start.flat() - G.flat())
-        z = noise @ torch.randn(len(begun), generator=torch_stream(seed, "regression", rep), dtype=begun.dtype)
-        found.append([voronoi_loss(MixingMeasure.of(G.flat() + begun + z / math.sqrt(n), K), G, "L3") for n in SIZES])
-    return torch.tensor(found).T
+    @classmethod
+    def of(cls, router: Router, seed: int = 0) -> "Law":
+        """The law under a router, its Hessian averaged over inputs drawn by the seed."""
+        return cls(*descent_law(truth("regular"), uniform_inputs(N_FRESH, D, seed), router, rate=RATE, steps=EPOCHS))
+
+    def losses(self, near_by: float, seed: int = 0) -> Float[Tensor, "sizes draws"]:
+        """L_3 after the steps at every size. Nothing is fitted: a start is drawn as for a row, and so is the noise.
+
+        Args:
+            near_by: distance of the start, in the unit of `near`; seed: of the draws.
+        """
+        G, found = truth("regular"), []
+        for rep in range(REPETITIONS):
+            start, _ = near(G, K, near_by, 5000 + REPETITIONS * seed + rep)
+            kept = G.flat() + self.keeps @ (start.flat() - G.flat())
+            z = torch.randn(len(kept), generator=torch_stream(seed, "regression", rep), dtype=kept.dtype)
+            ends = [MixingMeasure.of(kept + self.noise @ z / math.sqrt(n), K) for n in SIZES]
+            found.append([voronoi_loss(end, G, "L3") for end in ends])
+        return torch.tensor(found).T

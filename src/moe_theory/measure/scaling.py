@@ -74,21 +74,40 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, powe
         power: 2 fits root mean squares, 1 means.
 
     Raises:
-        ValueError: for fewer sizes or repetitions, shapes that do not match, or a size or root mean
-            square that is not positive.
+        ValueError: for fewer sizes or repetitions, shapes that do not match, or a size or mean that is
+            not positive.
     """
-    sizes, values = np.asarray(sizes, float), np.asarray(values, float)
+    return _resampled(sizes, [values], [1], seed, power)
+
+
+def exponent_difference(
+    sizes, first: Float[np.ndarray, "S R"], second: Float[np.ndarray, "S R"], seed: int = 0, *, power: float = 2
+) -> Exponent:
+    """The exponent of the first less that of the second, where repetition r of both is of the same data.
+
+    Arguments and errors are those of `fit_exponent`.
+    """
+    return _resampled(sizes, [first, second], [1, -1], seed, power)
+
+
+def _resampled(sizes, samples: list, signs: list[int], seed: int, power: float) -> Exponent:
+    """The sum of the samples' exponents, each with its sign, and an interval from resampled repetitions."""
+    sizes, samples = np.asarray(sizes, float), [np.asarray(values, float) for values in samples]
     if sizes.ndim != 1 or len(sizes) < 4 or not (np.diff(sizes) > 0).all() or sizes[0] <= 0:
         raise ValueError(f"sizes: expected at least four increasing positive sizes, got {sizes}")
-    if values.ndim != 2 or len(values) != len(sizes) or values.shape[1] < 10:
-        raise ValueError(f"values: expected shape ({len(sizes)}, R) with R >= 10, got {values.shape}")
-    powers = np.abs(values) ** check.positive("power", power)
-    if not (powers.mean(1) > 0).all():
-        raise ValueError("values: expected a positive finite mean of the powers at every size")
+    for values in samples:
+        if values.ndim != 2 or len(values) != len(sizes) or values.shape[1] < 10 or values.shape != samples[0].shape:
+            raise ValueError(f"values: expected shape ({len(sizes)}, R) with R >= 10, got {values.shape}")
+        if not np.abs(values).mean(1).all():
+            raise ValueError("values: expected a positive finite mean at every size")
+    check.positive("power", power)
 
     def slope(*powers, axis=-1):
-        return log_slope(sizes, [p.mean(axis) for p in powers]) / power
+        means = [p.mean(axis) for p in powers]
+        halves = zip(signs, np.split(np.arange(len(means)), len(signs)), strict=True)
+        return sum(sign * log_slope(sizes, [means[i] for i in half]) for sign, half in halves) / power
 
+    powers = tuple(np.abs(np.concatenate(samples)) ** power)
     resampling = dict(n_resamples=RESAMPLES, method="percentile", paired=True, rng=stream(seed, "resampling"))
-    low, high = bootstrap(tuple(powers), slope, **resampling).confidence_interval
+    low, high = bootstrap(powers, slope, **resampling).confidence_interval
     return Exponent(float(slope(*powers)), float(low), float(high))
