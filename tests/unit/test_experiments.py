@@ -341,3 +341,9 @@ def test_status_counts_the_rows_that_were_drawn_the_earlier_way():
     assert (stores.earlier <= stores.stored).all()
     assert (stores.earlier == stores.stored)[module.isin(EARLIER)].all()
     assert stores.earlier[["moe_tables", "lengths"]].sum() == 0
+
+
+def test_the_distance_of_rows_computed_again(monkeypatch):
+    pairs = iter([[[1.0, 2.0], [1.1, 2.0]], [[4.0, 5.0], [4.0, 4.0]]])
+    monkeypatch.setattr(store, "recompute", lambda name, **which: pd.DataFrame(next(pairs), columns=["a", "b"]))
+    assert store.recomputed_off("any", ["a", "b"], [{}, {}]) == pytest.approx(0.2)

@@ -91,6 +91,15 @@ def test_a_law_of_steps_needs_inputs_and_a_rate():
         descent_law(G, uniform_inputs(50, 3, 0), Linear(), rate=0.0, steps=10)
 
 
+def test_a_loss_by_the_law_is_that_of_a_descent():
+    """One descent at the paper's size; one data set scatters by some 5 %."""
+    law = rates.Law.of(Perturbed()).losses(1e-3)
+    assert law.shape == (len(rates.SIZES), rates.DRAWS)
+    key = dict(figure="1a", truth="regular", router="perturbed", near=1e-3, batch="all", n=4_642, rep=0)
+    found = rates.sgd_row(key)["L3"]
+    assert found == pytest.approx(float(law[rates.SIZES.index(4_642)].mean()), rel=0.15)
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_measures_that_a_loss_is_taken_over_have_one_function(kind, scale):

@@ -36,6 +36,7 @@ REPETITIONS, D, K, TRUTH_SEED = 20, 32, 8, 0
 COMPARED = ("linear", "cosine", "perturbed")  # the routers of the grids: a new one does not change what is stored
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
 EPOCHS, RATE = 10, 0.1  # of E.1
+DRAWS = 60  # from the law of the losses after so many steps
 N_STARTS = 10  # data sets of size FROM that are fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 DIGITS = 6  # of what is stored
@@ -161,6 +162,12 @@ def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
     return MixingMeasure(G.beta0[which], G.beta1[which], G.eta[which])
 
 
+def data(key: dict) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"], MixingMeasure]:
+    """Inputs, responses and truth of a row of Figure 1."""
+    G, _, _, x, y = _problem(key)
+    return x, y, G
+
+
 def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Truth, fitted router, true function and data of a row of Figure 1."""
     G, router = truth(key["truth"]), ROUTERS[key["router"]]()
@@ -246,8 +253,8 @@ class Law(NamedTuple):
             near_by: distance of the start, in the unit of `near`; seed: of the draws.
         """
         G, found = truth("regular"), []
-        for rep in range(REPETITIONS):
-            start, _ = near(G, K, near_by, 5000 + REPETITIONS * seed + rep)
+        for rep in range(DRAWS):
+            start, _ = near(G, K, near_by, 5000 + DRAWS * seed + rep)
             kept = G.flat() + self.keeps @ (start.flat() - G.flat())
             z = torch.randn(len(kept), generator=torch_stream(seed, "regression", rep), dtype=kept.dtype)
             ends = [MixingMeasure.of(kept + self.noise @ z / math.sqrt(n), K) for n in SIZES]

@@ -132,6 +132,20 @@ def recompute(name: str, **which) -> pd.DataFrame:
     return pd.DataFrame([{k: stored[k] for k in again}, again], index=["stored", "recomputed"])
 
 
+def recomputed_off(name: str, columns: list[str], picks: list[dict]) -> float:
+    """The largest relative distance of columns of rows computed again from the stored ones.
+
+    Args:
+        name: a key of `EXPERIMENTS`; columns: with numbers, none of them stored as 0.
+        picks: for each row, columns and values that pick it.
+
+    Raises:
+        ValueError: as `recompute`.
+    """
+    pairs = [recompute(name, **which)[columns].to_numpy(float) for which in picks]
+    return max(float(abs(again / stored - 1).max()) for stored, again in pairs)
+
+
 def status(folder: Path | None = None) -> pd.DataFrame:
     """For every experiment: paper rows stored, rows in the grid, seconds the stored rows took, and how many of them
     were drawn before every purpose had a random stream of its own (`earlier`): computed again they are other draws.
