@@ -107,7 +107,7 @@ def test_measures_that_a_loss_is_taken_over_have_one_function(kind, scale):
     H, _ = rates.near(G, rates.K, scale, 3)
     A = aligned(H, G, router)
     torch.testing.assert_close(regression_function(A, x, router), regression_function(H, x, router), rtol=0, atol=1e-12)
-    over = rates.over_norms(H, G, router, 0)
+    over = rates.over_norms(H, G, router, seed=0)
     assert over["L3_aligned"] < rates.losses(H, G)["L3"]
     if router.sphere:  # every norm is 1: the farthest part of the loss can be written down
         apart = (router.embedding(H.beta1) - G.beta1).norm(dim=1) + (H.eta - G.eta).norm(dim=1)

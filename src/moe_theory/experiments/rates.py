@@ -136,7 +136,7 @@ def losses(G: MixingMeasure, G_star: MixingMeasure) -> dict[str, float]:
     return {kind: voronoi_loss(G, G_star, kind) for kind in ("L2", "L3")}
 
 
-def over_norms(G: MixingMeasure, G_star: MixingMeasure, router: Router, seed: int) -> dict[str, float]:
+def over_norms(G: MixingMeasure, G_star: MixingMeasure, router: Router, *, seed: int) -> dict[str, float]:
     """L_3 of measures with the same function: norms of beta1 uniform in (0, 1), or 1; and `aligned` with the truth.
 
     Under a router that knows the norms the first two are the loss of G itself.
@@ -195,7 +195,7 @@ def lse_row(key: dict) -> dict:
         regression=float(error.square().mean().sqrt()),
         at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
     )
-    found_losses = losses(end, G) | over_norms(end, G, router, key["rep"])
+    found_losses = losses(end, G) | over_norms(end, G, router, seed=key["rep"])
     return rounded(values | found_losses | parts(end, G, router, cell), DIGITS)
 
 

@@ -81,7 +81,7 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, powe
 
 
 def exponent_difference(
-    sizes, first: Float[np.ndarray, "S R"], second: Float[np.ndarray, "S R"], seed: int = 0, *, power: float = 2
+    sizes, first: Float[np.ndarray, "S R"], second: Float[np.ndarray, "S R"], *, seed: int = 0, power: float = 2
 ) -> Exponent:
     """The exponent of the first less that of the second, where repetition r of both is of the same data.
 
