@@ -63,14 +63,12 @@ def exact_constants(
     return example_gradients(model, x, y).norm(dim=1), torch.linalg.eigvalsh(H).abs().amax(1)
 
 
-def constants_by_differences(
-    model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"], h: float = 1e-5
-) -> tuple[float, float]:
+def constants_by_differences(model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]) -> tuple[float, float]:
     """L and beta again, in the examples in which `exact_constants` finds them: by differences over 2h.
 
     L is a slope of the loss along its gradient, beta the norm of a Hessian whose columns are differences of gradients.
     """
-    theta, each = parameter_vector(model), vector_losses(model)
+    theta, each, h = parameter_vector(model), vector_losses(model), 1e-5
     i, j = (int(v.argmax()) for v in exact_constants(model, x, y))
     g = example_gradients(model, x[i : i + 1], y[i : i + 1])[0]
     up, down = (each(theta + s * h * g / g.norm(), x, y)[0][i] for s in (1, -1))
