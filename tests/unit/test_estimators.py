@@ -137,16 +137,31 @@ def test_heavy_tails_lower_the_prediction():
     assert gaussian > 1.015 * exact
 
 
+def test_constants_by_differences_are_the_exact_ones():
+    model, x, y = network(2)
+    exact = [float(v.max()) for v in est.exact_constants(model, x, y)]
+    assert est.constants_by_differences(model, x, y) == pytest.approx(exact, rel=1e-5)
+
+
+def test_draws_of_two_batches_have_the_variance_of_two_means():
+    """One parameter: batches without repetition, so that of all but one example a difference hardly varies."""
+    g = torch.randn(12, 1, generator=torch.Generator().manual_seed(0)).double()
+    for batch in (2, 11):
+        found = est.first_order_draws(g, batch, 20_000, torch.Generator().manual_seed(1)) / float(g.abs().mean())
+        assert float(found.square().mean()) == pytest.approx(float(2 / batch * (1 - batch / 12) * g.var()), rel=0.03)
+
+
 def test_one_step_stability_by_replacing_every_example():
     model, x, y = network(2)
     x, y, rate, theta = x[:8], y[:8], 1e-3, est.parameter_vector(model)
-    g, worst = est.example_gradients(model, x, y), 0.0
+    g, worst, again = est.example_gradients(model, x, y), 0.0, est.stability_by_exchange(model, x, y, rate)
     for i in range(8):
         for j in range(8):
             data = [j if m == i else m for m in range(8)]
             one, two = (loss_at(model, theta - rate * v.mean(0), x, y) for v in (g, g[data]))
             worst = max(worst, float((one - two).detach().abs().max()))
     assert worst == pytest.approx(est.one_step_stability(g, rate), rel=1e-2)
+    assert worst == pytest.approx(again, rel=1e-9)
 
 
 def test_largest_of_normals():
@@ -165,6 +180,8 @@ def test_bad_arguments_are_named():
         (lambda: est.first_order_eps(g, 0.0, 8), "rate"),
         (lambda: est.first_order_eps(g, 0.1, 40), "batch"),
         (lambda: est.one_step_stability(g, -1.0), "rate"),
+        (lambda: est.stability_by_exchange(model, x, y, 0.0), "rate"),
+        (lambda: est.first_order_draws(g, 41, 1, torch.Generator()), "batch"),
         (lambda: est.two_steps(model, x, y, 0.0, 1, 8, 0), "rate"),
         (lambda: est.largest_normal(0), "n"),
     ):

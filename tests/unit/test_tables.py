@@ -3,7 +3,15 @@ import pytest
 import torch
 
 from moe_theory.measure.dispatch import dispatch_counts
-from moe_theory.measure.tables import counts, curves, effective_experts, experts_in_use, labels, mean_interval
+from moe_theory.measure.tables import (
+    bootstrap_interval,
+    counts,
+    curves,
+    effective_experts,
+    experts_in_use,
+    labels,
+    mean_interval,
+)
 
 
 def test_tables_go_through_counts_and_labels():
@@ -49,3 +57,15 @@ def test_the_interval_is_that_of_student():
     for values, level in (([1.0], 0.95), ([1.0, 2.0], 1.0)):
         with pytest.raises(ValueError, match="^values, level: expected"):
             mean_interval(values, level)
+
+
+def test_all_resamples_are_counted():
+    assert bootstrap_interval([2.0, 2.0, 2.0]) == (2, 2, 2)
+    assert bootstrap_interval([0.0, 1.0]) == pytest.approx((0.5, 0.0375, 0.9625))  # means 0, 1/2, 1/2, 1
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(5)
+    drawn = np.quantile(rng.choice(values, (200_000, 5)).mean(1), [0.025, 0.975])
+    assert bootstrap_interval(values)[1:] == pytest.approx(tuple(drawn), abs=0.01)
+    for number in (1, 8):
+        with pytest.raises(ValueError, match="^values: expected two to seven"):
+            bootstrap_interval(np.ones(number))

@@ -1,6 +1,7 @@
 """What stored rows hold as lists: histories, and dispatch tables n_km (Chen et al. 2022, Tables 4 to 6)."""
 
 from collections.abc import Iterable
+from itertools import product
 
 import numpy as np
 import torch
@@ -80,3 +81,20 @@ def mean_interval(values, level: float = 0.95) -> tuple[float, float, float]:
         raise ValueError(f"values, level: expected two values or more and 0 < level < 1, got {len(values)}, {level!r}")
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
     return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
+
+
+def bootstrap_interval(values) -> tuple[float, float, float]:
+    """The mean of a few independent values, and the percentiles 2.5 and 97.5 of the means of all their resamples.
+
+    Of n values there are `n^n` resamples, and all are counted. The interval is too short: with five normal
+    values it covers their mean in about 85 % of all cases.
+
+    Raises:
+        ValueError: for fewer than two values, or more than seven.
+    """
+    values = np.asarray(values, float)
+    if not 2 <= len(values) <= 7:
+        raise ValueError(f"values: expected two to seven, so that all resamples can be counted, got {len(values)}")
+    resamples = np.array(list(product(values, repeat=len(values))))
+    low, high = np.quantile(resamples.mean(1), [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)

@@ -63,6 +63,21 @@ def exact_constants(
     return example_gradients(model, x, y).norm(dim=1), torch.linalg.eigvalsh(H).abs().amax(1)
 
 
+def constants_by_differences(model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"]) -> tuple[float, float]:
+    """L and beta again, in the examples in which `exact_constants` finds them: by differences over 2h.
+
+    L is a slope of the loss along its gradient, beta the norm of a Hessian whose columns are differences of gradients.
+    """
+    theta, each, h = parameter_vector(model), vector_losses(model), 1e-5
+    i, j = (int(v.argmax()) for v in exact_constants(model, x, y))
+    g = example_gradients(model, x[i : i + 1], y[i : i + 1])[0]
+    up, down = (each(theta + s * h * g / g.norm(), x, y)[0][i] for s in (1, -1))
+    slope = vmap(grad(lambda w: each(w, x[j : j + 1], y[j : j + 1])[0][0]))
+    way = h * torch.eye(len(theta), dtype=theta.dtype)
+    H = (slope(theta + way) - slope(theta - way)) / (2 * h)
+    return float(up - down) / (2 * h), float(torch.linalg.matrix_norm(H, 2))
+
+
 class Steps(NamedTuple):
     """The two networks of each draw and the examples they are compared on."""
 
@@ -213,6 +228,30 @@ def one_step_stability(g: Float[Tensor, "n P"], rate: float) -> float:
     """
     products = g @ g.T
     return check.positive("rate", rate) / len(g) * float((products.amax(1) - products.amin(1)).max())
+
+
+def stability_by_exchange(model: Routed, x: Float[Tensor, "n ..."], y: Int[Tensor, "n"], rate: float) -> float:
+    """The same with every exchange carried out: both steps taken, and all losses read."""
+    theta, each = parameter_vector(model), vector_losses(model)
+    step = check.positive("rate", rate) * example_gradients(model, x, y) / len(x)
+    whole = theta - step.sum(0)
+    others = whole + step[:, None] - step  # example i replaced by j
+    read = vmap(vmap(lambda w: each(w, x, y)[0]))
+    return float((read(others) - each(whole, x, y)[0]).abs().max())
+
+
+def first_order_draws(g: Float[Tensor, "n P"], batch: int, draws: int, rng: torch.Generator) -> Float[Tensor, "D"]:
+    """`mean_x |<g_x, gbar_1 - gbar_2>|` over all n examples, for two batches in each draw: no step, no prediction.
+
+    Raises:
+        ValueError: for a batch larger than n.
+    """
+    if check.integer("batch", batch, 1) > len(g):
+        raise ValueError(f"batch: expected at most n = {len(g)}, got {batch}")
+    order = torch.rand(2, check.integer("draws", draws, 1), len(g), generator=rng)
+    drawn = order.topk(batch, 2, largest=False).indices
+    one, two = torch.zeros_like(order, dtype=g.dtype).scatter_(2, drawn, 1 / batch)
+    return ((one - two) @ (g @ g.T)).abs().mean(1)
 
 
 def largest_normal(n: int) -> tuple[float, float]:
