@@ -1,12 +1,17 @@
 """The language model: what it may see, what it computes, and what is trained."""
 
+import math
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import Dense, LanguageModel, Mixture, TokenRouter, dense_width
 from moe_theory.models.rules import topk_softmax
+from moe_theory.training.language import evaluated, passages, train_language
 
 SYMBOLS, LENGTH, D, H = 11, 12, 8, 6
 KINDS = ["linear", "cosine", "perturbed"]
@@ -122,3 +127,86 @@ def test_bad_arguments():
         dense_width(H, 5, 2)
     with pytest.raises(ValueError, match="router: expected one of"):
         model(experts=4, kind="quadratic")
+
+
+def test_training_reads_what_its_seed_draws():
+    """Passages are pieces of the text; one seed, one training, whatever the model; a trained model knows the text."""
+    text = (torch.arange(4000) % SYMBOLS).to(torch.uint8)
+    for passage in passages(text, LENGTH, 3, 2, seed=0):
+        assert passage.shape == (3, LENGTH + 1) and ((passage.diff() - 1) % SYMBOLS == 0).all()
+    net = model(experts=4)
+    first, *_, last = train_language(net, text, steps=60, batch=8, rate=0.02, seed=0)
+    again = next(train_language(model(experts=4), text, steps=60, batch=8, rate=0.02, seed=0))
+    assert first == again and last < first / 2
+    other = next(train_language(model(experts=4), text, steps=60, batch=8, rate=0.02, seed=1))
+    assert other != first
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_training_leaves_a_frozen_router_alone(frozen):
+    """Bit for bit; what surrounds it moves."""
+    net = model(experts=4, frozen=frozen)
+    router, words = net.feed[1].router.beta1.clone(), net.words.W.clone()
+    list(train_language(net, (torch.arange(400) % SYMBOLS).to(torch.uint8), steps=3, batch=4, rate=0.02, seed=0))
+    assert torch.equal(net.feed[1].router.beta1, router) == frozen and not torch.equal(net.words.W, words)
+
+
+def test_evaluation_is_the_mean_over_all_passages():
+    """Against the log-probabilities themselves, with a last chunk that is not full; and the share of hits."""
+    net = model()
+    text = torch.randint(SYMBOLS, (LENGTH * 7 + 5,), dtype=torch.uint8)
+    bits, hits = evaluated(net, text, chunk=3)
+    rows = [text[i * LENGTH : (i + 1) * LENGTH + 1].long() for i in range(7)]
+    p = torch.stack([net(r[None, :-1])[0].softmax(-1)[range(LENGTH), r[1:]] for r in rows])
+    best = torch.stack([net(r[None, :-1])[0].argmax(-1) == r[1:] for r in rows])
+    assert bits == pytest.approx(float(-p.log2().mean()), rel=1e-5)
+    assert hits == pytest.approx(float(best.float().mean()))
+
+
+def test_a_mute_model_needs_the_logarithm_of_the_alphabet():
+    """All logits equal: log2 of the number of symbols, for any text."""
+    net = model()
+    with torch.no_grad():
+        net.next.W.zero_()
+    assert evaluated(net, torch.zeros(100, dtype=torch.uint8))[0] == pytest.approx(math.log2(SYMBOLS), rel=1e-6)
+
+
+def test_what_the_routers_read():
+    """As many tokens and experts for each block as the text has, the first expert that of the largest logit."""
+    net = model(experts=5, k=3)
+    found = net.routed(tokens())
+    assert len(found) == 2
+    for (x, m), feed in zip(found, net.feed, strict=True):
+        assert x.shape == (5 * LENGTH, D) and m.shape == (5 * LENGTH, 3)
+        assert torch.equal(m[:, 0], feed.router(x).argmax(-1))
+
+
+def direct(train, test, order):
+    """Witten and Bell's interpolation, character by character."""
+
+    def p(context, c):
+        shorter = p(context[1:], c) if context else 1 / 64
+        if not context:
+            counts = Counter(train)
+        else:
+            n = len(context)
+            counts = Counter(train[i + n] for i in range(len(train) - n) if tuple(train[i : i + n]) == context)
+        N, kinds = sum(counts.values()), len(counts)
+        return (counts[c] + kinds * shorter) / (N + kinds) if N else shorter
+
+    at = range(order - 1, len(test))
+    return -sum(math.log2(p(tuple(test[i - order + 1 : i]), test[i])) for i in at) / len(at)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_ngrams(order):
+    """Against counting with a dictionary; strings the training text lacks are among them."""
+    draw = torch.Generator().manual_seed(3)
+    train, test = (torch.randint(4, (n,), generator=draw).to(torch.uint8) for n in (300, 80))
+    test[10] = 60
+    assert ngram_bits(train, test, order) == pytest.approx(direct(train.tolist(), test.tolist(), order), rel=1e-12)
+
+
+def test_bad_order():
+    with pytest.raises(ValueError, match="order: expected at most 10, got 11"):
+        ngram_bits(torch.zeros(3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8), 11)

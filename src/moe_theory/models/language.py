@@ -17,8 +17,10 @@ from moe_theory.models.layers import Linear, Stack, Words, drawn
 from moe_theory.models.routers import as_router
 from moe_theory.streams import torch_stream
 
-#: Heads of the attention and their dimension, at every width d.
-HEADS, HEAD = 4, 16
+#: Heads of the attention and their dimension, at every width d; and how fast their biases fall with the distance at
+#: the start, from a head that sees little but the last characters to one that sees them all.
+HEADS, HEAD = 2, 16
+SLOPES = (1.0, 0.125)
 
 #: The temperature that the scores of cosine routers are divided by at the start, as in Chi et al. (2022).
 TEMPERATURE = 0.07
@@ -106,7 +108,7 @@ class Attention(nn.Module):
     def __init__(self, d: int, length: int, rng: torch.Generator):
         super().__init__()
         self.read, self.mix = Linear(d, 3 * HEADS * HEAD, rng), Linear(HEADS * HEAD, d, rng)
-        self.bias = nn.Parameter(torch.zeros(HEADS, length))
+        self.bias = nn.Parameter(-torch.outer(torch.tensor(SLOPES), torch.arange(length)))
         distance = torch.arange(length)[:, None] - torch.arange(length)
         self.register_buffer("distance", distance.clamp(min=0))
         self.register_buffer("later", distance < 0)
@@ -149,6 +151,7 @@ class LanguageModel(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
+        self.length = check.integer("length", length, 1)
         around, inside, routing = (torch_stream(seed, p) for p in ("outer weights", "weights", "router weights"))
         self.words, self.next = Words(symbols, d, around), Linear(d, symbols, around)
         self.attention = nn.ModuleList(Attention(d, length, around) for _ in range(blocks))
@@ -167,6 +170,16 @@ class LanguageModel(nn.Module):
             x = x + attention(_normalized(x))
             x = x + feed(_normalized(x).flatten(0, 1)).view_as(x)
         return self.next(_normalized(x))
+
+    @torch.no_grad()
+    def routed(self, tokens: Int[Tensor, "n L"]) -> list[tuple[Float[Tensor, "N d"], Int[Tensor, "N k"]]]:
+        """What the router of each block reads of N = n L tokens, and the experts that it selects, the first first."""
+        seen = []
+        hooks = [feed.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for feed in self.feed]
+        self(tokens)
+        for hook in hooks:
+            hook.remove()
+        return [(x, feed.choice(x)[1]) for x, feed in zip(seen, self.feed, strict=True)]
 
 
 def _normalized(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
