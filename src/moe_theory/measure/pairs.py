@@ -1,5 +1,7 @@
 """Losses of two networks that share their seeds: which leads, and whether by more than chance."""
 
+from bisect import bisect_left
+
 import numpy as np
 import pandas as pd
 from scipy.stats import t, ttest_rel
@@ -44,7 +46,12 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     values = np.asarray(differences, float)
     if len(values) < 2 or not values.mean():
         raise ValueError(f"differences: expected two or more whose mean is not 0, got {values.tolist()}")
-    of_one, n = values.std(ddof=1) / abs(values.mean()), 2
-    while t.ppf((1 + level) / 2, n - 1) * of_one >= np.sqrt(n):
-        n += 1
-    return n
+    of_one = values.std(ddof=1) / abs(values.mean())
+
+    def excludes(n: int) -> bool:
+        return t.ppf((1 + level) / 2, n - 1) * of_one < np.sqrt(n)
+
+    most = 2
+    while not excludes(most):
+        most *= 2
+    return 2 + bisect_left(range(2, most), True, key=excludes)
