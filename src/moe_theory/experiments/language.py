@@ -35,24 +35,13 @@ SEEN = 1_024
 def routers() -> list[dict]:
     """Figures 5 and 7: over the number of experts; the dense model is that of 32, which has the most operations."""
     cases = [(kind, M) for M in (4, 8, 16, 32) for kind in KINDS if kind != "dense" or M == 32]
-    return [dict(kind=kind, d=NARROW, experts=M, steps=STEPS, seed=seed) for seed in range(5) for kind, M in cases]
-
-
-def lengths() -> list[dict]:
-    """The same with 16 experts for two other lengths of the training, without dense models."""
-    return [
-        dict(kind=kind, d=NARROW, experts=16, steps=steps, seed=seed)
-        for seed in range(3)
-        for steps in (STEPS // 2, 2 * STEPS)
-        for kind in KINDS[:2]
-    ]
+    return [dict(kind=kind, d=NARROW, experts=M, steps=STEPS, seed=seed) for seed in range(4) for kind, M in cases]
 
 
 def widths() -> list[dict]:
-    """The same with 16 experts at two other widths."""
-    return [
-        dict(kind=kind, d=d, experts=16, steps=STEPS, seed=seed) for seed in range(3) for d in (8, 64) for kind in KINDS
-    ]
+    """Learned and frozen routers with 16 experts at two other widths."""
+    cases = [(kind, d) for d in (8, 64) for kind in KINDS[:2]]
+    return [dict(kind=kind, d=d, experts=16, steps=STEPS, seed=seed) for seed in range(3) for kind, d in cases]
 
 
 def plain() -> list[dict]:
