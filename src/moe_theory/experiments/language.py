@@ -105,7 +105,8 @@ def seen(model: LanguageModel) -> dict[str, list[float]]:
     names = ("of_this", "of_last", "of_next", "spread")
     if not hasattr(model.feed[0], "router"):
         return {name: [] for name in names}
-    x = text().test[: SEEN * LENGTH].view(SEEN, LENGTH).long()
+    test = text().test
+    x = test[: len(test) // LENGTH * LENGTH].view(-1, LENGTH)[:SEEN].long()
     inner, found = x[:, 1:-1], []
     for _, m in model.routed(x):
         first = m[:, 0].view_as(x)[:, 1:-1].flatten()
