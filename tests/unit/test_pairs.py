@@ -1,9 +1,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import t, ttest_1samp
 
-from moe_theory.measure.pairs import lead, p_value
+from moe_theory.measure.pairs import lead, p_value, seeds_needed
 
 ONE, OTHER = np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 2.9])
 
@@ -28,3 +28,22 @@ def test_models_without_common_rows_are_refused():
     for other in ("b", "c"):
         with pytest.raises(ValueError, match="^model, other: expected"):
             lead(rows, "loss", "a", other)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.5, 3.0])
+def test_seeds_needed(spread):
+    """With so many pairs of that mean and spread the interval excludes 0, with one less it does not."""
+    values = 1 + spread * np.array([-1.0, 0, 1])
+    n = seeds_needed(values)
+
+    def half(n):
+        return t.ppf(0.975, n - 1) * spread / np.sqrt(n)
+
+    assert half(n) < 1 and (n == 2 or half(n - 1) >= 1)
+    assert seeds_needed(-values) == n
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, -1.0]])
+def test_bad_differences(values):
+    with pytest.raises(ValueError, match="differences: expected two or more whose mean is not 0, got"):
+        seeds_needed(values)

@@ -1,8 +1,10 @@
 """Losses of two networks that share their seeds: which leads, and whether by more than chance."""
 
+from bisect import bisect_left
+
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_rel
+from scipy.stats import t, ttest_rel
 
 
 def p_value(one, other) -> float:
@@ -33,3 +35,23 @@ def lead(rows: pd.DataFrame, loss: str, model: str, other: str) -> pd.DataFrame:
         for n, (a, b) in ((n, (g[model], g[other])) for n, g in wide.groupby("n"))
     }
     return pd.DataFrame.from_dict(found, orient="index")
+
+
+def seeds_needed(differences, *, level: float = 0.95) -> int:
+    """The least number n >= 2 of pairs with which a t-interval of this mean and standard deviation excludes 0.
+
+    Raises:
+        ValueError: for fewer than two differences, or a mean of 0.
+    """
+    values = np.asarray(differences, float)
+    if len(values) < 2 or not values.mean():
+        raise ValueError(f"differences: expected two or more whose mean is not 0, got {values.tolist()}")
+    of_one = values.std(ddof=1) / abs(values.mean())
+
+    def excludes(n: int) -> bool:
+        return t.ppf((1 + level) / 2, n - 1) * of_one < np.sqrt(n)
+
+    most = 2
+    while not excludes(most):
+        most *= 2
+    return 2 + bisect_left(range(2, most), True, key=excludes)
