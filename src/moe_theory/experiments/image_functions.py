@@ -29,9 +29,9 @@ def grid() -> list[dict]:
     """Nothing, the head or the whole CNN frozen; experts that read v and the penultimate layer, or v alone."""
     return [
         dict(data="fashion-mnist", reads=reads, frozen=frozen, steps=STEPS, seed=seed)
+        for seed in SEEDS
         for reads in ("v and z", "v")
         for frozen in ("nothing", "head", "CNN")
-        for seed in SEEDS
     ]
 
 

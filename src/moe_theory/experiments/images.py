@@ -57,9 +57,9 @@ def resnet_grid() -> list[dict]:
 
 def _grid(network: str, models: tuple[str, ...]) -> list[dict]:
     """Both tasks, five seeds of the CNN, four of the others."""
-    every = itertools.product(models, ("plain", "rotated"), SEEDS[network])
+    every = itertools.product(("plain", "rotated"), SEEDS[network], models)
     key = dict(data="fashion-mnist", network=network, steps=STEPS[network])
-    return [{**key, "model": model, "task": task, "seed": seed} for model, task, seed in every]
+    return [{**key, "model": model, "task": task, "seed": seed} for task, seed, model in every]
 
 
 def latent_grid() -> list[dict]:

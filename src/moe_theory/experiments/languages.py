@@ -28,7 +28,7 @@ MODELS = ("single", "moe", "frozen")
 
 def grid() -> list[dict]:
     """Single layer, mixture, and the mixture with a frozen router; ten seeds."""
-    return [dict(model=model, steps=STEPS, seed=seed) for model in MODELS for seed in SEEDS]
+    return [dict(model=model, steps=STEPS, seed=seed) for seed in SEEDS for model in MODELS]
 
 
 def smoke(rows: list[dict]) -> list[dict]:

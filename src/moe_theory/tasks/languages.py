@@ -6,6 +6,7 @@ label that means the same in each.
 """
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +91,7 @@ def load_languages(n_train: int, n_test: int, *, seed: int = 0) -> tuple[Multili
     return tuple(_shuffled(part, rng) for part in drawn)
 
 
+@cache
 def _pages() -> dict[tuple[int, int], dict[str, list[str]]]:
     """The windows of every page by its name, for each language and class; ValueError without the packages."""
     found, wanted = {}, "".join(CLASSES.values())
