@@ -143,7 +143,8 @@ def tested(model: nn.Module, test: Clustered) -> dict:
 def row(key: dict) -> dict:
     """Curves over `steps_at`: `loss` of the batches since the last point, test `curve` (percent); in the end `tested`.
 
-    Mixtures of ResNet18 also have what `latent` finds. `images_per_second` and `peak_mib` (of the process) tell what the training took on this machine.
+    Mixtures of ResNet18 also have what `latent` finds. `images_per_second` and `peak_mib` (of the process) tell what
+    the training took on this machine.
     """
     train_part, test = data(key["data"], key["task"], key["seed"])
     model, losses, course = network(key), [], []
