@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import re
 import subprocess
 from collections import Counter
@@ -15,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.tasks.images import data_folder
 
 #: Words in one example.
 LENGTH = 16
@@ -266,7 +268,11 @@ def _split(windows_of: list[Windows], share: float, seen: set, rng) -> tuple[Win
 
 
 def _banking77() -> dict[str, list[tuple[str, str]]]:
-    """The rows (text, class) of both files, fetched into pooch's cache if they are not there."""
+    """The rows (text, class) of both files: from MOE_THEORY_DATA, else from pooch's cache, fetched if not there."""
+    if folder := data_folder():
+        paths = {name: folder / "banking77" / name for name in BANKING77_FILES}
+        if any(path.is_file() for path in paths.values()):
+            return {name: _rows(_checked(path, BANKING77_FILES[name])) for name, path in paths.items()}
     try:
         import pooch
 
@@ -282,6 +288,14 @@ def _banking77() -> dict[str, list[tuple[str, str]]]:
             "'manual pages' and 'python topics' need none"
         ) from error
     return {name: _rows(Path(path)) for name, path in zip(BANKING77_FILES, paths, strict=True)}
+
+
+def _checked(path: Path, sha256: str) -> Path:
+    """The path of a file; ValueError if it is missing or not the one expected."""
+    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+    if found != sha256:
+        raise ValueError(f"{path}: expected a file of SHA-256 {sha256}, got {found}")
+    return path
 
 
 def _rows(path: Path) -> list[tuple[str, str]]:
