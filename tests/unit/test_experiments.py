@@ -17,6 +17,7 @@ from moe_theory.measure import speed
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.streams import EARLIER
+from moe_theory.tasks.languages import load_languages
 
 CALLS = []
 STORED = json.loads(Path(__file__).with_name("stored_rows.json").read_text())
@@ -129,6 +130,13 @@ SLOW = {  # smoke profiles of more than about a second
     "baselines",
     "exploration",
     "exponents",
+    "image_functions",
+    "image_functions_baselines",
+    "images_baselines",
+    "images_cnn",
+    "images_mobilenet",
+    "images_resnet18",
+    "languages",
     "many_draws",
     "moe_balanced",
     "moe_control",
@@ -146,6 +154,11 @@ SLOW = {  # smoke profiles of more than about a second
 
 @pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])
 def test_smoke_profiles_run(name, tmp_path, in_process):
+    if name == "languages":
+        try:
+            load_languages(10, 10)
+        except ValueError as missing:
+            pytest.skip(str(missing))
     experiments.run(name, profile="smoke", folder=tmp_path)
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
     smoke = manifest.entries(tmp_path)[f"{name}.csv"]

@@ -41,8 +41,8 @@ def baseline_grid() -> list[dict]:
 
 
 def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each."""
-    return [{**key, "steps": LIVE} if "steps" in key else key for key in rows[:2]]
+    """Two rows, a few steps each, on the digits, which are always at hand."""
+    return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
 
 
 @lru_cache(maxsize=2)
@@ -53,7 +53,8 @@ def data(name: str, seed: int) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tenso
         raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
     w = F.normalize(torch.randn(10, D, generator=torch_stream(seed, "target")), dim=1)
     rng, parts = torch_stream(seed, "inputs"), []
-    for part in plain_task(images, N_TRAIN, N_TEST, side=SIDE, seed=seed):
+    sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
+    for part in plain_task(images, *sizes, side=SIDE, seed=seed):
         v = torch.randn(len(part.x), D, generator=rng)
         parts.append((part.x, v, (w[part.y] * v).sum(1), part.y))
     return w, parts

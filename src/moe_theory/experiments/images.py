@@ -37,7 +37,7 @@ ROUTER_RATE, BALANCE = 0.01, 1e-3  # the paper's are 1e-4, over some 50 times as
 POINTS, LIVE, DIGITS = 4, 20, 5
 MODELS = ("single", "moe")
 CONTROLS = ("normalized", "wide", "frozen")  # of the CNN
-SHOWN, NEIGHBOURS = 400, 10  # images in a picture of the latent space, and neighbours that are asked for their class
+SHOWN, NEIGHBOURS = 300, 10  # images in a picture of the latent space, and neighbours that are asked for their class
 
 
 def cnn_grid() -> list[dict]:
@@ -68,8 +68,8 @@ def baseline_grid() -> list[dict]:
 
 
 def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each."""
-    return [{**key, "steps": LIVE} if "steps" in key else key for key in rows[:2]]
+    """Two rows, a few steps each, on the digits, which are always at hand."""
+    return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
 
 
 @lru_cache(maxsize=2)
@@ -78,9 +78,10 @@ def data(name: str, task: str, seed: int) -> tuple[Clustered, Clustered]:
     images = load_images(name)
     if images.name != name:
         raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
+    sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
     if task == "plain":
-        return plain_task(images, N_TRAIN, N_TEST, side=SIDE, seed=seed)
-    return rotate_task(images, N_TRAIN, N_TEST, side=SIDE, noise=NOISE, seed=seed)
+        return plain_task(images, *sizes, side=SIDE, seed=seed)
+    return rotate_task(images, *sizes, side=SIDE, noise=NOISE, seed=seed)
 
 
 def parameters(model: nn.Module) -> int:
@@ -143,7 +144,7 @@ def tested(model: nn.Module, test: Clustered) -> dict:
 def row(key: dict) -> dict:
     """Curves over `steps_at`: `loss` of the batches since the last point, test `curve` (percent); in the end `tested`.
 
-    Mixtures of ResNet18 also have what `latent` finds. `images_per_second` and `peak_mib` (of the process) tell what
+    Rows of ResNet18 also have what `latent` finds. `images_per_second` and `peak_mib` (of the process) tell what
     the training took on this machine.
     """
     train_part, test = data(key["data"], key["task"], key["seed"])
@@ -168,7 +169,7 @@ def row(key: dict) -> dict:
         "images_per_second": round(128 * key["steps"] / seconds),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
-    if key["network"] == "ResNet18" and key["model"] == "moe":
+    if key["network"] == "ResNet18":
         values |= latent(model, test)
     return rounded(values, DIGITS)
 
@@ -200,18 +201,20 @@ def patch_sums(x: Tensor, patch: int = 4) -> Tensor:
 
 
 @torch.no_grad()
-def latent(model: DispatchedMoE, test: Clustered) -> dict:
-    """The latent embedding of test images of one label, 1 ("trouser" or "rotated"), by a trained mixture (Figure 4).
+def latent(model: nn.Module, test: Clustered) -> dict:
+    """The latent embedding of test images of one label, 1 ("trouser" or "rotated"), by a trained model (Figure 4).
 
     `tsne_x`, `tsne_y`, `tsne_class`, `tsne_expert` are lists over the images shown; `same` is the share of an image's
     ten nearest neighbours in the embedding that are of its class, `chance` that of a random image, over all images of
     the label.
     """
-    model.eval()
     of_label = test.y == 1
     x, cluster = test.x[of_label], test.cluster[of_label]
-    m = model(x)[2]
-    z = model.dispatched(x, m, lambda expert, a: expert.embedding(a)).double().numpy()
+    m = answers(model, x)[1]
+    model.eval()
+    moe = isinstance(model, DispatchedMoE)
+    z = model.dispatched(x, m, lambda expert, a: expert.embedding(a)) if moe else model.embedding(x)
+    z = z.double().numpy()
     near = NearestNeighbors(n_neighbors=NEIGHBOURS + 1).fit(z).kneighbors(z, return_distance=False)[:, 1:]
     picture = TSNE(random_state=0, init="pca").fit_transform(z[:SHOWN])
     shares = cluster.bincount().double() / len(cluster)
