@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
+import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.manifold import TSNE
@@ -154,6 +155,13 @@ def tested(model: nn.Module, test: Clustered) -> dict:
         "entropy": dispatch_entropy(test.cluster, m),
         "dispatch": dispatch_counts(test.cluster, m, EXPERTS).tolist(),
     }
+
+
+def seen_by(model: nn.Module, test: Clustered) -> tuple[float, np.ndarray]:
+    """Accuracy in percent, and for each label (first axis) how many images of each class go to each expert."""
+    out, m = answers(model, test.x)
+    of_label = [dispatch_counts(test.cluster[test.y == y], m[test.y == y], EXPERTS).numpy() for y in test.y.unique()]
+    return 100 * (out.argmax(1) == test.y).double().mean().item(), np.stack(of_label)
 
 
 def row(key: dict) -> dict:
