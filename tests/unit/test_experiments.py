@@ -134,7 +134,6 @@ SLOW = {  # smoke profiles of more than about a second
     "image_functions_baselines",
     "images_baselines",
     "images_cnn",
-    "images_mobilenet",
     "images_resnet18",
     "languages",
     "many_draws",
