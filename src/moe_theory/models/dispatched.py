@@ -45,13 +45,13 @@ class DispatchedMoE(nn.Module):
     """`F(x) = pi_m(x) f_m(x)` for the one selected expert m; the gate pi is the softmax of the noiseless logits.
 
     Args:
-        router: gives the logits (n, M) of a batch.
-        experts: M networks of the same kind; each gives (n, o).
+        gating: the router, which gives the logits (n, M) of a batch.
+        networks: the M experts, of the same kind; each gives (n, o).
     """
 
-    def __init__(self, router: nn.Module, experts: Iterable[nn.Module]):
+    def __init__(self, gating: nn.Module, networks: Iterable[nn.Module]):
         super().__init__()
-        self.router, self.experts = router, nn.ModuleList(experts)
+        self.router, self.experts = gating, nn.ModuleList(networks)
 
     def dispatched(self, x: Tensor, m: Int[Tensor, " n"], answer=None) -> Float[Tensor, "n o"]:
         """`f_{m_i}(x_i)`: each example through its own expert only.

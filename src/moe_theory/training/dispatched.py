@@ -22,9 +22,9 @@ def balancing_loss(pi: Float[Tensor, "n M"], m: Int[Tensor, " n"]) -> Float[Tens
     return pi.shape[1] * (rho * pi.mean(0)).sum()
 
 
-def normalize(experts: nn.ModuleList) -> None:
+def normalize(networks: nn.ModuleList) -> None:
     """Divides each expert's gradient by its norm (Eq. 3.4), in place; one that got no example has none, and stays."""
-    for expert in experts:
+    for expert in networks:
         gradients = [p.grad for p in expert.parameters() if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients])) if gradients else 0
         for g in gradients if norm > 0 else ():
