@@ -17,6 +17,8 @@ from moe_theory.measure import speed
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.streams import EARLIER
+from moe_theory.tasks.images import load_images
+from moe_theory.tasks.languages import load_languages
 
 CALLS = []
 STORED = json.loads(Path(__file__).with_name("stored_rows.json").read_text())
@@ -129,6 +131,12 @@ SLOW = {  # smoke profiles of more than about a second
     "baselines",
     "exploration",
     "exponents",
+    "image_functions",
+    "image_functions_baselines",
+    "images_baselines",
+    "images_cnn",
+    "images_resnet18",
+    "languages",
     "many_draws",
     "moe_balanced",
     "moe_control",
@@ -146,6 +154,11 @@ SLOW = {  # smoke profiles of more than about a second
 
 @pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])
 def test_smoke_profiles_run(name, tmp_path, in_process):
+    if name == "languages":
+        try:
+            load_languages(10, 10)
+        except ValueError as missing:
+            pytest.skip(str(missing))
     experiments.run(name, profile="smoke", folder=tmp_path)
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
     smoke = manifest.entries(tmp_path)[f"{name}.csv"]
@@ -315,6 +328,23 @@ def test_the_first_window_of_a_long_training_tells_the_truth(k):
     found = sparse.beginning({**key, "measured": "none"}, 101, training=True)
     for name in ("loss", "variance", "router_gradient", "expert_gradient"):
         assert found[name] == pytest.approx(stored[name][:1], rel=0.002), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("images_cnn", dict(model="moe", task="rotated", seed=2)),
+        ("images_resnet18", dict(model="single", task="plain", seed=1)),
+        ("image_functions", dict(reads="v and z", frozen="head", seed=1)),
+    ],
+)
+def test_first_losses_on_images_tell_the_truth(name, which):
+    """The first of a stored row's training and the mean of 20, computed again at full size."""
+    if load_images().name != "fashion-mnist":
+        pytest.skip("Fashion-MNIST is not at hand")
+    stored, again = experiments.recompute(name, **which)["first"]
+    assert again == pytest.approx(stored, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -53,6 +53,12 @@ def pages_of(windows_per_page: dict[str, list[int]]) -> dict:
     return made
 
 
+@pytest.fixture(autouse=True)
+def no_folder(monkeypatch):
+    """Whoever runs the tests may have data of their own."""
+    monkeypatch.delenv("MOE_THEORY_DATA", raising=False)
+
+
 @pytest.fixture
 def pages(monkeypatch):
     """Four classes of different size in place of the manual pages."""
@@ -172,6 +178,23 @@ def test_banking77(monkeypatch, tmp_path):
     train = {int(y): row for y, row in zip(data.train_y, decode(data, data.train_tokens), strict=True)}
     assert train[1] == ["very"] * 16 and train[2] == ["where", "is", "my", "card"] + [""] * 12
     assert decode(data, data.test_tokens) == [["my", "card"] + [""] * 14] and data.test_y.tolist() == [2]
+
+
+def test_banking77_in_a_folder(monkeypatch, tmp_path):
+    """Files in MOE_THEORY_DATA are read if they are the ones expected; one alone, or a changed one, is an error."""
+    folder = tmp_path / "banking77"
+    folder.mkdir()
+    (folder / "train.csv").write_text("text,category\na b,x\n")
+    sums = {name: hashlib.sha256(b"text,category\na b,x\n").hexdigest() for name in text.BANKING77_FILES}
+    monkeypatch.setattr(text, "BANKING77_FILES", sums)
+    monkeypatch.setenv("MOE_THEORY_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match=r"test.csv: expected a file of SHA-256 .*, got no file"):
+        load_text("banking77", 1, 1)
+    (folder / "test.csv").write_bytes((folder / "train.csv").read_bytes())
+    assert load_text("banking77", 1, 1).classes == ("x",)
+    (folder / "train.csv").write_text("text,category\na c,x\n")
+    with pytest.raises(ValueError, match=r"train.csv: expected a file of SHA-256"):
+        load_text("banking77", 1, 1)
 
 
 def test_bad_banking77(monkeypatch, tmp_path):

@@ -2,9 +2,11 @@
 
 import csv
 import gzip
+import hashlib
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.tasks.images import data_folder
 
 #: Words in one example.
 LENGTH = 16
@@ -30,7 +33,7 @@ SECTIONS = {
 }
 
 #: Parts of a page that name its section or other pages, or are the same on all pages of a section.
-DROPPED = {"NAME", "LIBRARY", "ATTRIBUTES", "SEE ALSO", "COLOPHON"}
+DROPPED = frozenset({"NAME", "LIBRARY", "ATTRIBUTES", "SEE ALSO", "COLOPHON"})
 
 #: The classes of "python topics". Topics that contain other topics (compound, types, specialnames) are left out.
 TOPICS = {
@@ -131,10 +134,10 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[a-z]+(?:[_'][a-z]+)*", text.lower())
 
 
-def strip_roff(page: str) -> str:
+def strip_roff(page: str, dropped: Collection[str] = DROPPED) -> str:
     """The running text of a manual page's source, without what gives its section away.
 
-    Left out: comments, the title line, headings, tables, requests and font changes, the parts named in DROPPED, and
+    Left out: comments, the title line, headings, tables, requests and font changes, the parts named in `dropped`, and
     every reference to a page such as "open(2)".
     """
     lines, kept, skip, table = page.replace("\\\n", "").split("\n"), [], False, False
@@ -144,7 +147,7 @@ def strip_roff(page: str) -> str:
         elif line.startswith(".TE"):
             table = False
         elif match := re.match(r"\.\s*S[Hh]\s*(.*)", line):
-            skip = match[1].strip('" ').upper() in DROPPED
+            skip = match[1].replace("\\ ", " ").strip('" ').upper() in dropped
         elif not skip and not table:
             kept.append(_text_line(line))
     return re.sub(r"[\w.:+@/-]+\s?\(\d\w*\)", " ", "\n".join(kept))
@@ -167,16 +170,9 @@ def _text_line(line: str) -> str:
 
 def _manual_pages() -> dict[str, list[Windows]]:
     """The windows of every manual page, by class; ValueError if the Debian packages are not there."""
-    try:
-        listing = subprocess.run(["dpkg", "-L", "manpages", "manpages-dev"], capture_output=True, text=True, check=True)
-        files = [Path(line) for line in listing.stdout.splitlines()]
-    except (OSError, subprocess.CalledProcessError):
-        files = []
-    # Pages in other languages lie elsewhere; a second name of a page is a link or a line `.so man2/open.2`.
-    files = sorted(f for f in files if re.fullmatch(r"/usr/share/man/man\d", str(f.parent)) and not f.is_symlink())
-    sources = {f: _source(f) for f in files if f.is_file()}
+    sources = page_sources("manpages", "manpages-dev")
     pages = {
-        name: [_windows(strip_roff(text)) for f, text in sources.items() if f.parent.name[-1] in digits and text]
+        name: [_windows(strip_roff(text)) for f, text in sources.items() if f.parent.name[-1] in digits]
         for name, digits in SECTIONS.items()
     }
     if not all(pages.values()):
@@ -185,6 +181,25 @@ def _manual_pages() -> dict[str, list[Windows]]:
             "manpages-dev; in a slim container, remove the path-exclude lines in /etc/dpkg/dpkg.cfg.d first)"
         )
     return pages
+
+
+def page_sources(*packages: str, language: str = "", sections: str = "0-9") -> dict[Path, str]:
+    """The roff sources of all manual pages in Debian packages, by their files; none where they are not installed.
+
+    Args:
+        packages: names of Debian packages.
+        language: of the pages, such as "fr"; pages in English lie in no folder of their own.
+        sections: of the manual, digits or a range of them.
+    """
+    try:
+        listing = subprocess.run(["dpkg", "-L", *packages], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    folder = re.compile(f"/usr/share/man/{language}/man[{sections}]".replace("//", "/"))
+    # A second name of a page is a link, or a line `.so man2/open.2`.
+    files = sorted(f for f in map(Path, listing.stdout.splitlines()) if folder.fullmatch(str(f.parent)))
+    sources = {f: _source(f) for f in files if f.is_file() and not f.is_symlink()}
+    return {f: text for f, text in sources.items() if text}
 
 
 def _source(file: Path) -> str:
@@ -253,7 +268,11 @@ def _split(windows_of: list[Windows], share: float, seen: set, rng) -> tuple[Win
 
 
 def _banking77() -> dict[str, list[tuple[str, str]]]:
-    """The rows (text, class) of both files, fetched into pooch's cache if they are not there."""
+    """The rows (text, class) of both files: from MOE_THEORY_DATA, else from pooch's cache, fetched if not there."""
+    if folder := data_folder():
+        paths = {name: folder / "banking77" / name for name in BANKING77_FILES}
+        if any(path.is_file() for path in paths.values()):
+            return {name: _rows(_checked(path, BANKING77_FILES[name])) for name, path in paths.items()}
     try:
         import pooch
 
@@ -269,6 +288,14 @@ def _banking77() -> dict[str, list[tuple[str, str]]]:
             "'manual pages' and 'python topics' need none"
         ) from error
     return {name: _rows(Path(path)) for name, path in zip(BANKING77_FILES, paths, strict=True)}
+
+
+def _checked(path: Path, sha256: str) -> Path:
+    """The path of a file; ValueError if it is missing or not the one expected."""
+    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+    if found != sha256:
+        raise ValueError(f"{path}: expected a file of SHA-256 {sha256}, got {found}")
+    return path
 
 
 def _rows(path: Path) -> list[tuple[str, str]]:
