@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
@@ -133,7 +134,7 @@ def recompute(name: str, **which) -> pd.DataFrame:
 
 
 def recomputed_off(name: str, columns: list[str], picks: list[dict]) -> float:
-    """The largest relative distance of columns of rows computed again from the stored ones.
+    """The largest relative distance of columns of rows computed again from the stored ones; NaN where one is NaN.
 
     Args:
         name: a key of `EXPERIMENTS`; columns: with numbers, none of them stored as 0.
@@ -143,7 +144,7 @@ def recomputed_off(name: str, columns: list[str], picks: list[dict]) -> float:
         ValueError: as `recompute`.
     """
     pairs = [recompute(name, **which)[columns].to_numpy(float) for which in picks]
-    return max(float(abs(again / stored - 1).max()) for stored, again in pairs)
+    return float(np.max([abs(again / stored - 1) for stored, again in pairs]))
 
 
 def status(folder: Path | None = None) -> pd.DataFrame:
