@@ -107,21 +107,6 @@ def interval_sign(values, level: float = 0.95) -> int:
     return int(low > 0) - int(high < 0)
 
 
-def settled_by(values, level: float = 0.95, most: int = 1_000) -> int:
-    """The least number of values whose t-interval leaves out 0 if mean and spread stay those of `values`.
-
-    Raises:
-        ValueError: as `mean_interval`.
-
-    Returns:
-        At most `most`.
-    """
-    mean, sd = abs(mean_interval(values, level)[0]), np.std(values, ddof=1)
-    sizes = np.arange(2, most)
-    enough = stats.t.ppf((1 + level) / 2, sizes - 1) * sd / np.sqrt(sizes) < mean
-    return int(sizes[enough][0]) if enough.any() else most
-
-
 def entropies(tables) -> np.ndarray:
     """Eq. 6.1 for each of some dispatch tables n_km, by the route over single examples."""
     return np.array([dispatch_entropy(*labels(counts(table))) for table in tables])
