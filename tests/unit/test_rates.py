@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moe_theory import experiments
 from moe_theory.experiments import overfit, rates
 from moe_theory.measure.voronoi import aligned, error_parts
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
@@ -120,6 +121,13 @@ def test_measures_that_a_loss_is_taken_over_have_one_function(kind, scale):
 def test_only_measures_of_one_size_are_aligned():
     with pytest.raises(ValueError, match="G: expected 3 atoms as in G_star, got 2"):
         aligned(draw_measure(2, 3, 0), draw_measure(3, 3, 0), Linear())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("truth", "router"), [("regular", "linear"), ("paper", "cosine"), ("paper", "perturbed")])
+def test_large_fits_are_what_the_code_computes(truth, router):
+    key = dict(truth=truth, router=router, n=46_416, rep=3)
+    assert experiments.recomputed_off("voronoi_lse", ["sse", "regression", "L3", "L3_aligned"], [key]) < 0.02
 
 
 @pytest.mark.slow
