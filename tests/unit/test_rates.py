@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -121,6 +122,34 @@ def test_measures_that_a_loss_is_taken_over_have_one_function(kind, scale):
 def test_only_measures_of_one_size_are_aligned():
     with pytest.raises(ValueError, match="G: expected 3 atoms as in G_star, got 2"):
         aligned(draw_measure(2, 3, 0), draw_measure(3, 3, 0), Linear())
+
+
+def test_slopes_of_readings_and_how_far_they_are_from_the_papers():
+    power = {1e-4: -0.5, 1e-2: -0.1, 0.1: 0.0}
+    rows = pd.DataFrame(key for key in rates.sgd() if key["figure"] == "1b")
+    rows["L2"] = rows["n"].astype(float) ** rows["near"].map(power)
+    rows.loc[rows["router"] == "cosine", "L2"] **= 0.5
+    rows["L3"] = 1.0
+    found = rates.slopes(rows, "1b")
+    assert list(found) == list(rates.READINGS)
+    for (name, pair), slope in zip(found.items(), power.values(), strict=True):
+        assert [e.slope for e in pair.values()] == pytest.approx([slope / 2, slope]), name
+    off = rates.against([found, found], [dict(cosine=-0.2, perturbed=-0.5), dict(cosine=-0.25, perturbed=-0.1)])
+    assert list(off.values()) == pytest.approx([0.4, 0.4, 0.5])
+
+
+def test_a_contrast_is_of_sizes_from_10_000_on():
+    rows = pd.DataFrame(key for key in rates.lse() if key["truth"] == "regular")
+    rows["L3"] = rows["n"].astype(float) ** rows["router"].map(dict(cosine=-0.2, perturbed=-0.5, linear=0))
+    rows.loc[rows["n"] < rates.FROM, "L3"] = 1.0
+    assert [e.slope for e in rates.contrast(rows, "L3").values()] == pytest.approx([-0.2, -0.5, 0.3])
+
+
+def test_orders_of_splits():
+    rows = pd.DataFrame(dict(gap=overfit.GAPS))
+    rows["distance"] = np.where(rows["gap"].between(0.05, 0.1), 3 * rows["gap"] ** 1.5, 1.0)
+    assert overfit.order(rows) == pytest.approx(1.5)
+    assert overfit.order(rows.assign(distance=1e-10)) == math.inf
 
 
 @pytest.mark.slow

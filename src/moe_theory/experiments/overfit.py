@@ -7,6 +7,7 @@ fast the function notices that one expert has been split into two.
 import math
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from scipy.optimize import least_squares as scipy_least_squares
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from moe_theory.experiments.rates import COMPARED, DIGITS, NEAR, REPETITIONS, SIZES, losses, near, normalized
 from moe_theory.experiments.registry import rounded
+from moe_theory.measure.scaling import log_slope
 from moe_theory.measure.voronoi import error_parts, voronoi_cells
 from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function
 from moe_theory.models.routers import ROUTERS, Router
@@ -129,6 +131,17 @@ def contact_row(key: dict) -> dict:
         if found[-1] < EXACT:
             break
     return rounded(dict(distance=min(found), agreeing=sum(r <= 1.01 * min(found) + EXACT for r in found)), DIGITS)
+
+
+def order(rows: pd.DataFrame) -> float:
+    """The power of the gap with which one kind of split is noticed in rows of `contact`, from the gaps 0.05 and 0.1.
+
+    Infinite for one that is never noticed, to 1e-9.
+    """
+    if rows["distance"].max() < 1e-9:
+        return math.inf
+    near = rows[rows["gap"].between(0.05, 0.1)]
+    return float(log_slope(near["gap"], near["distance"]))
 
 
 def _starts(first: Float[Tensor, "2 q"], split: str, rng: torch.Generator) -> list[Tensor]:

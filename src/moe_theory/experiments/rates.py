@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory.experiments.registry import rounded
+from moe_theory.measure.scaling import Exponent, by_size, exponent_difference, fit_exponent
 from moe_theory.measure.voronoi import aligned, error_parts, voronoi_loss
 from moe_theory.models.mixture import (
     MixingMeasure,
@@ -43,19 +45,28 @@ DIGITS = 6  # of what is stored
 
 
 class Figure(NamedTuple):
-    """What a figure of the paper fits to what: routers compared, router of the truth, experts, atoms."""
+    """What a figure of the paper fits to what: routers compared, router of the truth, experts, atoms, loss."""
 
     routers: tuple[str, str]
     true_router: str | None  # None: that of the fit
     expert: str
     k: int  # atoms that are fitted
+    loss: str  # the Voronoi loss that is plotted
 
 
 FIGURES = {
-    "1a": Figure(("cosine", "perturbed"), None, "relu", K),
-    "1b": Figure(("cosine", "perturbed"), None, "relu", K + 1),
-    "2a": Figure(("cosine", "perturbed"), "linear", "relu", K),
-    "2b": Figure(("linear", "perturbed"), "linear", "quadratic", K),
+    "1a": Figure(("cosine", "perturbed"), None, "relu", K, "L3"),
+    "1b": Figure(("cosine", "perturbed"), None, "relu", K + 1, "L2"),
+    "2a": Figure(("cosine", "perturbed"), "linear", "relu", K, "L3"),
+    "2b": Figure(("linear", "perturbed"), "linear", "quadratic", K, "L3"),
+}
+
+
+#: Readings of what E.1 leaves open, the batch and how near "near" is.
+READINGS = {
+    "one batch, start at 0.0001": dict(near=1e-4, batch="all"),
+    "one batch, start at 0.01": dict(near=1e-2, batch="all"),
+    "batches of 100, start at 0.1": dict(near=NEAR, batch=100),
 }
 
 
@@ -73,14 +84,9 @@ def starts() -> list[dict]:
 
 
 def sgd() -> list[dict]:
-    """Figures 1 and 2 by the paper's procedure, in readings of what E.1 leaves open: the batch, and how near "near" is.
-
-    One batch of all examples from two distances, and batches of 100 from a third; Figure 1a also at the
-    regular truth, for one batch and one more distance.
-    """
-    readings = [dict(near=near, batch="all") for near in (1e-4, 1e-2)] + [dict(near=NEAR, batch=100)]
+    """Figures 1 and 2 by the paper's procedure; 1a at the regular truth, too, and from one more distance."""
     pairs = [dict(figure=f, truth="paper", router=r) for f, figure in FIGURES.items() for r in figure.routers]
-    keys = [{**pair, **how} for pair in pairs for how in readings]
+    keys = [{**pair, **how} for pair in pairs for how in READINGS.values()]
     regular = [dict(near=near, batch="all") for near in (1e-4, 1e-3, 1e-2)]
     keys += [dict(figure="1a", truth="regular", router=r, **how) for r in FIGURES["1a"].routers for how in regular]
     return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
@@ -233,6 +239,39 @@ def sgd_row(key: dict) -> dict:
     before = {f"{name}_start": value for name, value in losses(start, G).items()}
     values = dict(regression=float(error.square().mean().sqrt()))
     return rounded(values | before | losses(end, G) | parts(end, G, router, cell), DIGITS)
+
+
+def slopes(rows: pd.DataFrame, figure: str) -> dict[str, dict[str, Exponent]]:
+    """By reading and router, the power of n of the mean loss that a figure plots, from rows of `sgd`."""
+    rows, found = rows[(rows["figure"] == figure) & (rows["truth"] == "paper")], {}
+    for name, how in READINGS.items():
+        by_router = {r: rows[(rows["router"] == r) & (rows["near"] == how["near"])] for r in FIGURES[figure].routers}
+        sizes = {r: by_size(some, FIGURES[figure].loss) for r, some in by_router.items()}
+        found[name] = {r: fit_exponent(*pair, power=1) for r, pair in sizes.items()}
+    return found
+
+
+def against(found: list[dict[str, dict[str, Exponent]]], targets: list[dict[str, float]]) -> dict[str, float]:
+    """By reading, how far the slope of a router is from the paper's, the farthest over routers and parts of a figure.
+
+    Args:
+        found: `slopes` of each part; targets: of each part the paper's slope by router.
+    """
+    return {
+        name: max(abs(slope[name][r].slope - of[r]) for slope, of in zip(found, targets, strict=True) for r in of)
+        for name in READINGS
+    }
+
+
+def contrast(rows: pd.DataFrame, column: str) -> dict[str, Exponent]:
+    """Powers of n of the mean of a column by Figure 1's routers, from rows of `lse` with n >= FROM.
+
+    And their difference, first less second, over the same data.
+    """
+    pairs = {r: by_size(rows[(rows["router"] == r) & (rows["n"] >= FROM)], column) for r in FIGURES["1a"].routers}
+    (n, first), (_, second) = pairs.values()
+    fits = {r: fit_exponent(*pair, power=1) for r, pair in pairs.items()}
+    return fits | {"difference": exponent_difference(n, first, second, power=1)}
 
 
 class Law(NamedTuple):
