@@ -55,7 +55,7 @@ def test_what_least_squares_computes(router):
     normal = domain.normals(at, g)
     H, g = lse.projected(lse.normal_matrix(w, v, data), g, normal)
     step = (lse.trades(at) @ torch.linalg.solve(H, g)[..., None]).view_as(at)
-    found = domain.retracted(at + domain.constrained(step, at, domain.free(normal)))
+    found = domain.retracted(at + domain.constrained(step, at, domain.free(normal)), normal)
     assert {t.device.type for t in (found, H, g, state.steps, state.gains)} == {"meta"}
 
 
