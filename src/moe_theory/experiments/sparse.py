@@ -184,14 +184,15 @@ def _key(task: str, arm: Arm, k: int, seed: int, rate: float, steps: int) -> dic
 def long_grid() -> list[dict]:
     """MLP and CNN at the paper's rate over 100 passes, and the transformer as in `grid`; three seeds of the CNN.
 
-    Under the first rule; the MLP also under the two others, which are the same at K = M.
+    Under the first rule; MLP and CNN also under the two others, which are the same at K = M.
     """
     text, arms = TASKS["manual pages"], ARMS[:3]
     mlp, cnn = ("gaussians", RATE, 7_900), ("fashion-mnist", RATE, 23_500)  # 100 passes in batches of 256, rounded up
     kinds = [(*mlp, arms[0]), ("manual pages", text.rate, text.steps, arms[0]), (*mlp, arms[1]), (*mlp, arms[2])]
+    kinds += [(*cnn, arm) for arm in arms]
     return [
         _key(name, arm, k, seed, rate, steps)
-        for name, rate, steps, arm in (*kinds, (*cnn, arms[0]))
+        for name, rate, steps, arm in kinds
         for seed in (SEEDS if name != "fashion-mnist" else SEEDS[:3])
         for k in TOP_K
         if arm is arms[0] or k < 5
