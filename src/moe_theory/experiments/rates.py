@@ -78,6 +78,13 @@ def lse() -> list[dict]:
     return [row for row in rows if row["truth"] == "regular" or row["n"] >= FROM]
 
 
+def bounds() -> list[dict]:
+    """The perturbed router at the regular truth, from FROM on, in a smaller and in a larger parameter space."""
+    sizes = [n for n in SIZES if n >= FROM]
+    keys = [dict(truth="regular", router="perturbed", bound=bound) for bound in (0.5, 2.0)]
+    return [dict(**key, n=n, rep=rep) for n in sizes for rep in range(REPETITIONS // 2) for key in keys]
+
+
 def starts() -> list[dict]:
     """One size of the regular truth, from a near and from a far start."""
     return [dict(truth="regular", router=r, n=FROM, rep=i) for r in COMPARED for i in range(N_STARTS)]
@@ -185,10 +192,11 @@ def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tenso
 
 
 def lse_row(key: dict) -> dict:
-    """The estimator of Eq. 3 on one data set, from a near start; parameters in |beta1| <= 1."""
+    """The estimator of Eq. 3 on one data set, from a near start; parameters in |beta1| <= `bound`, or 1."""
     G, router, f, x, y = _problem(key)
     start, cell = near(G, K, NEAR, 1000 + key["rep"])
-    found = least_squares(x[None], y[None], [start], router, radius=1.0)
+    bound = key.get("bound", 1.0)
+    found = least_squares(x[None], y[None], [start], router, radius=bound)
     end = normalized(found.G[0], G)
     fresh = uniform_inputs(N_FRESH, D, 999)
     error = regression_function(end, fresh, router) - f(fresh)
@@ -199,7 +207,7 @@ def lse_row(key: dict) -> dict:
         sse=float(found.sse[0]),
         sse_truth=float((y - f(x)).square().sum()),
         regression=float(error.square().mean().sqrt()),
-        at_bound=int((end.beta1.norm(dim=1) > 1 - 1e-6).sum()),
+        at_bound=int((end.beta1.norm(dim=1) > bound - 1e-6).sum()),
     )
     found_losses = losses(end, G) | over_norms(end, G, router, seed=key["rep"])
     return rounded(values | found_losses | parts(end, G, router, cell), DIGITS)
