@@ -147,6 +147,7 @@ SLOW = {  # smoke profiles of more than about a second
     "outcome",
     "sparse_at_length",
     "sparse_training",
+    "voronoi_bounds",
     "voronoi_lse",
     "voronoi_starts",
 }

@@ -9,11 +9,13 @@ import torch
 
 from moe_theory import experiments
 from moe_theory.experiments import overfit, rates
+from moe_theory.measure.scaling import log_slope
 from moe_theory.measure.voronoi import aligned, error_parts
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
 from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
 from moe_theory.tasks.regression import NOISE, sample_regression, uniform_inputs
 from moe_theory.theory.fisher import descent_law, polar_errors, standard_errors
+from moe_theory.theory.identifiability import nullity_formula
 from moe_theory.training.least_squares import least_squares
 from moe_theory.training.sgd import stochastic_descent
 
@@ -23,12 +25,14 @@ from moe_theory.training.sgd import stochastic_descent
 def test_standard_errors_are_those_of_repeated_fits(kind):
     router, k, d, n, repeats = ROUTERS[kind](), 2, 3, 20_000, 80
     G = draw_measure(k, d, 4, router_scale=0.5, expert_scale=2.0)
-    expected = standard_errors(G, uniform_inputs(50_000, d, 3), router, "tanh")
+    inputs = uniform_inputs(50_000, d, 3)
+    expected, f = standard_errors(G, inputs, router, "tanh"), regression_function(G, inputs, router, "tanh")
     found = {name: [] for name in expected}
     for seed in range(repeats):
         x, y = sample_regression(lambda x: regression_function(G, x, router, "tanh"), n, d, seed)
         (end,) = least_squares(x[None], y[None], [G], router, "tanh", radius=50.0, tolerance=1e-6, steps=200).G
-        parts = error_parts(end, G, router, torch.arange(k))
+        error = regression_function(end, inputs, router, "tanh") - f
+        parts = error_parts(end, G, router, torch.arange(k)) | {"regression": float(error.square().mean().sqrt())}
         for name, values in found.items():
             values.append(n * parts[name] ** 2)
     for name, values in found.items():
@@ -85,6 +89,14 @@ def test_the_law_of_ten_steps_is_what_a_descent_does(kind):
     torch.testing.assert_close(noise @ noise.T / len(x), NOISE**2 * by_noise @ by_noise.T)
 
 
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_the_limit_of_the_function_counts_what_it_determines(kind):
+    """sigma^2 for each parameter outside the null space, whose dimension chapter 21 derives."""
+    router, k, d = ROUTERS[kind](), 3, 4
+    limit = standard_errors(draw_measure(k, d, 1), uniform_inputs(2_000, d, 3), router, "tanh")["regression"]
+    assert limit**2 == pytest.approx(NOISE**2 * (k * (2 * d + 2) - nullity_formula(router, k, d)))
+
+
 def test_a_law_of_steps_needs_inputs_and_a_rate():
     G = draw_measure(2, 3, 4)
     with pytest.raises(ValueError, match="x: expected at least as many inputs as parameters, 16, got 10"):
@@ -97,6 +109,7 @@ def test_a_loss_by_the_law_is_that_of_a_descent():
     """One descent at the paper's size; one data set scatters by some 5 %."""
     law = rates.Law.of(Perturbed()).losses(1e-3)
     assert law.shape == (len(rates.SIZES), rates.DRAWS)
+    assert rates.Law.of(Perturbed()).slope(1e-3) == pytest.approx(float(log_slope(rates.SIZES, law.mean(1))))
     key = dict(figure="1a", truth="regular", router="perturbed", near=1e-3, batch="all", n=4_642, rep=0)
     found = rates.sgd_row(key)["L3"]
     assert found == pytest.approx(float(law[rates.SIZES.index(4_642)].mean()), rel=0.15)
@@ -150,6 +163,14 @@ def test_orders_of_splits():
     rows["distance"] = np.where(rows["gap"].between(0.05, 0.1), 3 * rows["gap"] ** 1.5, 1.0)
     assert overfit.order(rows) == pytest.approx(1.5)
     assert overfit.order(rows.assign(distance=1e-10)) == math.inf
+
+
+def test_the_bound_on_vectors_is_that_of_the_row():
+    """Noise draws the vectors of 700 examples to the bound, wherever it is."""
+    key = dict(truth="regular", router="perturbed", n=700, rep=0)
+    small, usual, large = (rates.lse_row(key | how) for how in (dict(bound=0.5), {}, dict(bound=2.0)))
+    assert small["at_bound"] == usual["at_bound"] == large["at_bound"] == rates.K
+    assert small["L3"] < usual["L3"] < large["L3"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_theory.experiments.registry import rounded
-from moe_theory.measure.scaling import Exponent, by_size, exponent_difference, fit_exponent
+from moe_theory.measure.scaling import (
+    Exponent,
+    by_size,
+    exponent_by_size,
+    exponent_difference,
+    fit_exponent,
+    log_slope,
+)
 from moe_theory.measure.voronoi import aligned, error_parts, voronoi_loss
 from moe_theory.models.mixture import (
     MixingMeasure,
@@ -230,7 +237,10 @@ def starts_row(key: dict) -> dict:
 
 
 def sgd_row(key: dict) -> dict:
-    """The paper's procedure on one data set of one figure; losses before and after, and the errors taken apart."""
+    """The paper's procedure on one data set of one figure; losses before and after, and the errors taken apart.
+
+    With `epochs` in the key, so many of them.
+    """
     figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), ROUTERS[key["router"]](), key["n"]
     source = ROUTERS[figure.true_router or key["router"]]()
 
@@ -240,7 +250,7 @@ def sgd_row(key: dict) -> dict:
     x, y = sample_regression(f, n, D, 1 + key["rep"])
     start, cell = near(G, figure.k, key["near"], 1000 + key["rep"])
     batch = n if key["batch"] == "all" else key["batch"]
-    how = dict(epochs=EPOCHS, rate=RATE, batch=batch, seed=2000 + key["rep"])
+    how = dict(epochs=key.get("epochs", EPOCHS), rate=RATE, batch=batch, seed=2000 + key["rep"])
     end = stochastic_descent(x, y, start, router, figure.expert, **how)
     fresh = uniform_inputs(N_FRESH, D, 999)
     error = regression_function(end, fresh, router, figure.expert) - f(fresh)
@@ -254,8 +264,8 @@ def slopes(rows: pd.DataFrame, figure: str) -> dict[str, dict[str, Exponent]]:
     rows, found = rows[(rows["figure"] == figure) & (rows["truth"] == "paper")], {}
     for name, how in READINGS.items():
         by_router = {r: rows[(rows["router"] == r) & (rows["near"] == how["near"])] for r in FIGURES[figure].routers}
-        sizes = {r: by_size(some, FIGURES[figure].loss) for r, some in by_router.items()}
-        found[name] = {r: fit_exponent(*pair, power=1) for r, pair in sizes.items()}
+        loss = FIGURES[figure].loss
+        found[name] = {r: exponent_by_size(some, loss, power=1) for r, some in by_router.items()}
     return found
 
 
@@ -307,3 +317,7 @@ class Law(NamedTuple):
             ends = [MixingMeasure.of(kept + self.noise @ z / math.sqrt(n), K) for n in SIZES]
             found.append([voronoi_loss(end, G, "L3") for end in ends])
         return torch.tensor(found).T
+
+    def slope(self, near_by: float, seed: int = 0) -> float:
+        """The power of n of the mean of these losses."""
+        return float(log_slope(SIZES, self.losses(near_by, seed).mean(1)))

@@ -80,6 +80,11 @@ def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, powe
     return _resampled(sizes, [values], [1], seed, power)
 
 
+def exponent_by_size(rows, column: str, *, power: float = 2) -> Exponent:
+    """`fit_exponent` of the values that `by_size` finds; errors are those of the two."""
+    return fit_exponent(*by_size(rows, column), power=power)
+
+
 def exponent_difference(
     sizes, first: Float[np.ndarray, "S R"], second: Float[np.ndarray, "S R"], *, seed: int = 0, power: float = 2
 ) -> Exponent:

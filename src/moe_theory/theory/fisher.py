@@ -15,11 +15,11 @@ from moe_theory.tasks.regression import NOISE
 def standard_errors(
     G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str = "relu"
 ) -> dict[str, float]:
-    """Limits of `sqrt(n)` times the root mean square of four parts of `error_parts`.
+    """Limits of `sqrt(n)` times the root mean square of four parts of `error_parts`, and of the function.
 
     With noise of variance sigma^2 = `NOISE`^2 the estimator's covariance is `sigma^2 (J^T J)^+` up to the null space
     of J, and the parts `expert`, `weight`, `contribution`, `direction` are made so that they do not depend on what
-    is in it.
+    is in it. `regression` is the error of the function, with the square `sigma^2 rank J`.
 
     Args:
         G: the truth, as many atoms as are fitted.
@@ -33,9 +33,10 @@ def standard_errors(
     n, p = J.shape
     if n < p:
         raise ValueError(f"x: expected at least as many inputs as parameters, {p}, got {n}")
-    covariance = NOISE**2 * torch.linalg.pinv(J.T @ J / n, hermitian=True, rtol=1e-12)
-    maps = _parts(G, router)
-    return {name: float((L @ covariance @ L.T).trace().sqrt()) for name, L in maps.items()}
+    information = J.T @ J / n
+    covariance = NOISE**2 * torch.linalg.pinv(information, hermitian=True, rtol=1e-12)
+    found = {name: float((L @ covariance @ L.T).trace().sqrt()) for name, L in _parts(G, router).items()}
+    return found | {"regression": float((information * covariance).sum().sqrt())}
 
 
 def polar_errors(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expert: str) -> Float[Tensor, " m"]:
