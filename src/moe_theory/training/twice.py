@@ -35,6 +35,7 @@ def fit(
     lse is the logarithm of the sum of the exponentials of the logits of an input, as in the z-loss of large mixtures.
     By Levenberg-Marquardt steps `-(A^T A + damping I)^-1 A^T a`, `a` the residuals and A their Jacobian. Like those of
     gradient descent they have no part in the null space of A: without a penalty a common shift is never moved.
+    (MINPACK's, as SciPy has them, move it: they pivot, and leave out columns where A lacks rank.)
 
     Args:
         x, y: the data; start: where the descent begins.
