@@ -16,11 +16,13 @@ def typeset(text: str) -> str:
 
 
 def number(value, digits: int) -> str:
-    """A number to that many significant digits, its power of ten typeset: `$10^{-12}$`; other values as they print."""
+    """A number to that many significant digits, a large or small power of ten typeset; other values as they print."""
     if not (isinstance(value, float) or hasattr(value, "item")):
         return str(value)
     factor, _, power = f"{float(value):.{digits}g}".partition("e")
     if not power:
         return factor
+    if 0 < int(power) < 5:
+        return f"{float(factor) * 10 ** int(power):.0f}"
     sign = {"1": "", "-1": "-"}.get(factor)
     return rf"${factor} \cdot 10^{{{int(power)}}}$" if sign is None else rf"${sign}10^{{{int(power)}}}$"

@@ -52,6 +52,7 @@ def test_a_comparison_is_true_or_false(evidence, true):
         (Ordered({"$a$": 3.0, "$b$": 2.0}), ("3, 2", "$a$ > $b$", "another order")),
         (Ordered({"a": 3.0, "b": 2.0}, margin=0.5), ("3, 2", "a > b", "a lead of 0.5 or less")),
         (Compared(2.5e-7, "<", 1), (r"$2.5 \cdot 10^{-7}$", "below 1", "≥ 1")),
+        (Compared(17.9, ">", 5, digits=1), ("20", "above 5", "≤ 5")),
         (Compared(-1e-6, "<", 1), (r"$-10^{-6}$", "below 1", "≥ 1")),
     ],
 )
