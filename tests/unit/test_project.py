@@ -177,3 +177,13 @@ def test_public_functions_are_documented():
             public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
             if public and node in tree.body:
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
+
+
+def test_what_contributing_quotes_stands_where_it_says():
+    """Each block that begins with the name of a file, as a whole: a worked example that is out of date is none."""
+    quoted = re.findall(r"```\w+\n# (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert len(quoted) >= 4
+    for name, block in quoted:
+        path = ROOT / name
+        text = "\n".join(c.source for c in nbformat.read(path, 4).cells) if path.suffix == ".ipynb" else path.read_text()
+        assert block.strip() in text, f"{name}: {block}"
