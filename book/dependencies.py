@@ -3,7 +3,7 @@
 A graph is a mapping from each claim to those that it rests on; a claim comes after them in some order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,8 +11,10 @@ from typing import NamedTuple
 Graph = Mapping[str, Sequence[str]]
 
 ACROSS = 5  # claims in a row of the drawing
-WIDTH, HEIGHT = 120, 48  # of a claim's box, in pixels
-STEP_X, STEP_Y = 146, 92  # from one box to the next, and from one row to the next
+WIDTH, HEIGHT = 115, 48  # of a claim's box, in pixels
+STEP_X, STEP_Y = 134, 92  # from one box to the next, and from one row to the next: five fit the column of text
+LANES, LANE = 5, 3  # in a gap between boxes, and from one to the next: lines from one claim keep to one of them
+MARGIN = LANE * (LANES // 2) + 2
 LETTERS = 16  # of an id that fit in a line of its box
 SWEEPS = 8  # over the rows, to bring neighbours close to each other
 
@@ -128,15 +130,14 @@ def _box(claim: str, node: Node, x: float, y: float) -> str:
     )
 
 
-def _line(start: tuple[float, float], end: tuple[float, float], between: Iterable[Sequence[str]], top: int) -> str:
-    """A path from the foot of a box to the head of one below, through gaps of the rows `between` from row `top` on."""
+def _line(start: tuple[float, float], end: tuple[float, float], rows: Sequence[Sequence[str]], lane: int) -> str:
+    """A path from the foot of a box to the head of one below, through gaps of the rows that are between them."""
     stops = [start]
-    for i, row in enumerate(between):
-        share = (i + 1) / (len(between) + 1)
-        straight = start[0] + share * (end[0] - start[0])
+    for i, row in enumerate(rows, 1):
+        straight = start[0] + i / (len(rows) + 1) * (end[0] - start[0])
         gaps = [ACROSS * STEP_X * j / len(row) for j in range(len(row) + 1)]
-        x = min(gaps, key=lambda gap: abs(gap - straight))
-        y = (top + i) * STEP_Y
+        x = min(gaps, key=lambda gap: abs(gap - straight)) + LANE * (lane - LANES // 2)
+        y = start[1] - HEIGHT + i * STEP_Y
         stops += [(x, y), (x, y + HEIGHT)]
     path = f"M{start[0]:.0f} {start[1]:.0f}"
     for (x, y), (to_x, to_y) in pairwise([*stops, end]):
@@ -155,15 +156,16 @@ def drawing(graph: Graph, nodes: Mapping[str, Node], label: str) -> str:
     """
     rows = layers(graph)
     at = {claim: (x, number) for number, row in enumerate(rows) for claim, x in zip(row, places(len(row)), strict=True)}
-    paths = []
+    lanes, paths = {claim: i % LANES for i, claim in enumerate(graph)}, []
     for claim, others in reduced(graph).items():
         for other in others:
             (x, row), (to_x, to_row) = at[other], at[claim]
-            path = _line((x, row * STEP_Y + HEIGHT), (to_x, to_row * STEP_Y), rows[row + 1 : to_row], row + 1)
+            ends = (x, row * STEP_Y + HEIGHT), (to_x, to_row * STEP_Y)
+            path = _line(*ends, rows[row + 1 : to_row], lanes[other])
             paths.append(f'<path d="{path}" data-from="{other}" data-to="{claim}"/>')
     boxes = [_box(claim, nodes[claim], x, row * STEP_Y) for claim, (x, row) in at.items()]
-    width, height = ACROSS * STEP_X, (len(rows) - 1) * STEP_Y + HEIGHT
+    width, height = ACROSS * STEP_X + 2 * MARGIN, (len(rows) - 1) * STEP_Y + HEIGHT + 4
     return (
-        f'<svg class="claim-map" role="group" aria-label="{escape(label)}" width="{width}" height="{height + 4}" '
-        f'viewBox="0 -2 {width} {height + 4}">{"".join(paths)}{"".join(boxes)}</svg>'
+        f'<svg class="claim-map" role="group" aria-label="{escape(label)}" width="{width}" height="{height}" '
+        f'viewBox="{-MARGIN} -2 {width} {height}">{"".join(paths)}{"".join(boxes)}</svg>'
     )

@@ -338,11 +338,11 @@ def _use(graph: dependencies.Graph) -> str:
     in_all = {claim: len(dependencies.reached(users, claim)) for claim in graph}
     linked = [claim for claim in graph if graph[claim] or users[claim]]
     most = sorted(graph, key=lambda claim: -in_all[claim])[:MOST]
-    named = "; ".join(f"{_named([c])} by {in_all[c]}, by {len(users[c])} of them directly" for c in most)
+    named = ", ".join(f"{_named([c])} by {in_all[c]} claims ({len(users[c])} of them directly)" for c in most)
     chain = max(dependencies.chains(graph).values(), key=len)
     return (
         f"<p>{len(linked)} of {len(graph)} claims rest on another one or carry one; the others stand by themselves. "
-        f"Used most, directly or by way of others: {named}. The longest chain has {len(chain)} claims, each of which "
+        f"Used most, some by way of others: {named}. The longest chain has {len(chain)} claims, each of which "
         f"rests on the one before: {_named(chain)}.</p>\n"
     )
 
@@ -373,7 +373,7 @@ def _entry(row: dict, graph: dependencies.Graph, users: dependencies.Graph) -> s
     uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
     return (
         f'<li id="map-{claim}"><a href="{_card(row)}"><code>{claim}</code></a> {_verdict(row["verdict"])} '
-        f"{escape(PAPERS[row['paper']], quote=False)}, {row['where']}{': ' * bool(uses)}{'; '.join(uses)}</li>"
+        f"{row['where']}{': ' * bool(uses)}{'; '.join(uses)}</li>"
     )
 
 

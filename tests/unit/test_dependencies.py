@@ -74,11 +74,13 @@ def test_the_drawing_has_a_link_for_each_claim_and_a_line_for_each_step():
     assert lines == {("a", "b"), ("b", "c"), ("c", "d"), ("a", "e")}
 
 
-def test_a_long_line_runs_through_a_gap_of_the_rows_between():
-    row = ["p", "q"]
+@pytest.mark.parametrize("lane", range(dependencies.LANES))
+def test_a_long_line_runs_through_a_gap_of_the_rows_between(lane):
+    row, step = ["p", "q"], dependencies.STEP_Y
     middles = dependencies.places(len(row))
-    path = dependencies._line((middles[0], 48), (middles[0], 184), [row], 1)
-    stops = [tuple(map(int, stop.split()[-2:])) for stop in re.split("C", path)[1:]]
-    at_row = [x for x, y in stops if y in (dependencies.STEP_Y, dependencies.STEP_Y + dependencies.HEIGHT)]
-    assert len(at_row) == 2 and all(abs(x - m) >= dependencies.WIDTH / 2 for x in at_row for m in middles)
-    assert all(b[1] >= a[1] for a, b in pairwise(stops))
+    path = dependencies._line((middles[0], dependencies.HEIGHT), (middles[0], 2 * step), [row], lane)
+    stops = [tuple(map(int, stop.split()[-2:])) for stop in path.split("C")[1:]]
+    at_row = [x for x, y in stops if y in (step, step + dependencies.HEIGHT)]
+    assert len(at_row) == 2 and all(abs(x - m) > dependencies.WIDTH / 2 for x in at_row for m in middles)
+    assert all(b[1] >= a[1] for a, b in pairwise(stops)) and stops[-1] == (round(middles[0]), 2 * step)
+    assert dependencies.STEP_X - dependencies.WIDTH > 2 * dependencies.LANE * (dependencies.LANES // 2)
