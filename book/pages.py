@@ -230,12 +230,11 @@ def _row(row: dict, known: Mapping[str, Box]) -> str:
 
 
 def _rests(claim: str) -> list[str]:
-    """What a claim rests on, and on the map how many rest on it, for its line in the ledger."""
+    """On how many claims one rests, and how many rest on it, as a link to the map that names them."""
     graph = resting()
-    on = ", ".join(f'<a class="claim-rest" href="#{other}">{other}</a>' for other in graph[claim])
-    by = len(dependencies.turned(graph)[claim])
-    use = f'Used by: <a class="claim-rest" href="map.html#map-{claim}">{by} claim{"s" * (by > 1)}</a>'
-    return [f"Rests on: {on}"] * bool(on) + [use] * bool(by)
+    on, by = len(graph[claim]), len(dependencies.turned(graph)[claim])
+    words = [f"rests on {on}"] * bool(on) + [f"used by {by}"] * bool(by)
+    return [f'<a class="claim-rest" href="map.html#map-{claim}">{", ".join(words).capitalize()}</a>'] * bool(words)
 
 
 def _choices(ledger: dict) -> str:

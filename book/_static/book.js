@@ -59,7 +59,8 @@ const BOXES = "article pre, article div.math, article .claim-card, article .erra
 // An inline formula that its line cannot hold gets a box of its own to scroll in.
 function boxWideFormulas() {
   document.querySelectorAll("article mjx-container:not([display])").forEach((formula) => {
-    const around = formula.closest("p, li, td, figcaption, div");
+    let around = formula.parentElement;
+    while (!around.clientWidth) around = around.parentElement;  // what is inline has no width of its own
     formula.classList.remove("wide");
     formula.classList.toggle("wide", formula.offsetWidth > around.clientWidth);
   });
