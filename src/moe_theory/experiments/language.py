@@ -47,6 +47,12 @@ def widths() -> list[dict]:
     return [dict(kind=kind, d=d, experts=16, steps=STEPS, seed=seed) for seed in range(7) for kind, d in cases]
 
 
+def lengths() -> list[dict]:
+    """Learned and frozen routers with 16 experts, trained for other numbers of steps from their start to rate 0."""
+    cases = [(kind, steps) for steps in (500, 2_000, 4_000) for kind in KINDS[:2]]
+    return [dict(kind=kind, d=NARROW, experts=16, steps=steps, seed=seed) for seed in range(4) for kind, steps in cases]
+
+
 def plain() -> list[dict]:
     """N-grams of each order, which have read the whole training part, and a compressor."""
     return [dict(model=f"{n}-gram") for n in range(1, 9)] + [dict(model="lzma")]
