@@ -20,7 +20,7 @@ from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import plain_task
 from moe_theory.training.fit import fit
 
-SEEDS, EXPERTS, WIDTH, D, SIDE = range(6), 20, 32, 16, 16
+SEEDS, EXPERTS, WIDTH, D, SIDE = range(3), 20, 32, 16, 16
 N_TRAIN, N_TEST, STEPS, BATCH, RATE = 8_000, 2_000, 800, 128, 1e-3
 POINTS, LIVE, DIGITS = 4, 20, 5
 MODELS = (("v and z", "nothing"), ("v and z", "head"), ("v and z", "CNN"), ("v", "nothing"), ("v", "CNN"))
