@@ -341,7 +341,7 @@ def test_the_first_window_of_a_long_training_tells_the_truth(rule, k):
     [
         ("images_cnn", dict(model="moe", task="rotated", seed=2)),
         ("images_latent", dict(model="single", task="rotated", seed=1)),
-        ("images_longer", dict(model="single", task="plain", seed=1)),
+        ("images_longer", dict(model="single", task="rotated", seed=1)),
         ("image_functions", dict(reads="v and z", frozen="head", seed=1)),
     ],
 )
