@@ -6,7 +6,7 @@ from torch import nn
 
 from moe_theory.models.dispatched import CubicLayer, DispatchedMoE, PixelRouter
 from moe_theory.models.image_router import ImageRoutedMoE
-from moe_theory.models.images import cnn
+from moe_theory.models.images import cnn, multiplications
 from moe_theory.models.moe import PatchMoE
 from moe_theory.models.routers import LinearRouter
 from moe_theory.training.dispatched import answers, balancing_loss, normalize, train
@@ -117,6 +117,16 @@ def test_the_cnn():
     torch.testing.assert_close(made[0].head(made[0].embedding(x)), made[0](x))
     layers = cnn(3, 32, 10, 64, torch.Generator()).modules()
     assert [m.out_channels for m in layers if isinstance(m, nn.Conv2d)] == [64, 128]
+
+
+def test_multiplications():
+    """ResNet18 by the shapes of its 20 convolutions, one by one; MobileNetV2 is several times cheaper."""
+    shapes = [(3, 64, 3, 32), *[(64, 64, 3, 32)] * 4]
+    for c, side in ((64, 16), (128, 8), (256, 4)):
+        shapes += [(c, 2 * c, 3, side), (c, 2 * c, 1, side), *[(2 * c, 2 * c, 3, side)] * 3]
+    found = multiplications()
+    assert found["ResNet18"] == sum(c * out * size**2 * side**2 for c, out, size, side in shapes)
+    assert 0.02 < found["MobileNetV2"] / found["ResNet18"] < 0.2
 
 
 def test_image_router():
