@@ -46,8 +46,8 @@ def cnn_grid() -> list[dict]:
 
 
 def latent_grid() -> list[dict]:
-    """Single and as a mixture, on -Rotate; and one mixture on the plain task, for the picture."""
-    return _grid(MODELS, tasks=["rotated"], seeds=FEWER_SEEDS) + _grid(["moe"], tasks=["plain"], seeds=[0])
+    """Single and as a mixture, on -Rotate."""
+    return _grid(MODELS, tasks=["rotated"], seeds=FEWER_SEEDS)
 
 
 def _grid(models, *, tasks=("plain", "rotated"), seeds=SEEDS) -> list[dict]:
@@ -225,7 +225,7 @@ def patch_sums(x: Tensor, patch: int = 4) -> Tensor:
 
 @torch.no_grad()
 def latent(model: nn.Module, test: Clustered) -> dict:
-    """The latent embedding of test images of one label, 1 ("trouser" or "rotated"), by a trained model (Figure 4).
+    """The latent embedding of test images of one label, 1 ("rotated"), by a trained model (Figure 4).
 
     `tsne_x`, `tsne_y`, `tsne_class`, `tsne_expert` are lists over the images shown; `same` is the share of an image's
     ten nearest neighbours in the embedding that are of its class, `chance` that of a random image, over all images of
