@@ -32,7 +32,7 @@ ARMS: dict[str, tuple[Router | str, bool]] = {
     "perturbed, held": ("perturbed", True),
     "tau = 1": (Perturbed(1.0), False),
 }
-EXPERTS, SEEDS = 16, 6
+EXPERTS, SEEDS = 16, 8
 #: Of so many steps one is taken apart.
 OFTEN = 10
 #: The tau by which trained routers are exchanged; 0 is the cosine router.
