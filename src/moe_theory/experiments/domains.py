@@ -1,4 +1,4 @@
-"""Garments at an angle that was not trained on, under three routers (Nguyen et al. 2025, 5.3).
+"""Garments at an angle that was not trained on, under the routers of `cosine_language` (Nguyen et al. 2025, 5.3).
 
 Tables 3 to 5 of the paper are on the five data sets of DomainBed with a vision transformer that was trained before.
 Here it is Fashion-MNIST at six angles, as rotated MNIST in DomainBed, and a small network from its start, with one
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from moe_theory.experiments.cosine_language import ARMS, holding
 from moe_theory.experiments.language import information
 from moe_theory.experiments.registry import rounded
 from moe_theory.models.language import dense_width
@@ -25,7 +26,7 @@ from moe_theory.tasks.rotated import ANGLES, Clustered, domain_task
 from moe_theory.training.fit import annealed
 
 #: The network without experts, which has as many operations as a mixture under a linear router; and arms.
-MODELS = ("dense", "linear", "cosine", "perturbed")
+MODELS = ("dense", *(arm for arm in ARMS if arm != "tau = 1"))
 #: Images at each angle for training and for validation, and for the test; side of an image.
 SIZES, SIDE = (800, 200, 2_000), 16
 D, WIDTH, EXPERTS, K = 16, 32, 6, 2
@@ -59,7 +60,8 @@ def made(key: dict) -> PlacesNetwork:
     """The network of a row before its training."""
     if key["model"] == "dense":
         return PlacesNetwork(SIDE, 10, D, dense_width(WIDTH, EXPERTS, K), seed=key["seed"])
-    return PlacesNetwork(SIDE, 10, D, WIDTH, experts=EXPERTS, k=K, kind=key["model"], seed=key["seed"])
+    kind, _ = ARMS[key["model"]]
+    return PlacesNetwork(SIDE, 10, D, WIDTH, experts=EXPERTS, k=K, kind=kind, seed=key["seed"])
 
 
 def batches(part: Clustered, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -73,9 +75,10 @@ def batches(part: Clustered, steps: int, seed: int) -> Iterator[tuple[Tensor, Te
 def trained(model: PlacesNetwork, key: dict) -> Iterator[float]:
     """The training of a row; yields the cross-entropy of its batches."""
     drawn = batches(data(key["held_out"], key["seed"])[0], key["steps"], key["seed"])
-    return annealed(
+    losses = annealed(
         lambda b: F.cross_entropy(model(b[0]), b[1]), drawn, model.parameters(), rate=RATE, steps=key["steps"]
     )
+    return holding([model.feed.router], losses) if key["model"].endswith("held") else losses
 
 
 @torch.no_grad()
