@@ -127,6 +127,25 @@ def course(ax, steps, runs, color: str, label: str, *, style: str = "-", middle=
     ax.fill_between(steps, runs.min(0), runs.max(0), color=color, alpha=0.25, lw=0)
 
 
+def forest(ax, values, intervals, *, marks=None) -> None:
+    """A line for each name: its values as points, mean and interval (mean, low, high), and diamonds at its marks.
+
+    Args:
+        ax: the axes; 0 has a vertical line.
+        values: by name some values; intervals: by name what is drawn over them.
+        marks: by name values reported elsewhere, where there are any.
+    """
+    for i, name in enumerate(values):
+        mean, low, high = intervals[name]
+        ax.plot(values[name], [i] * len(values[name]), ".", color=COLORS["measured"], alpha=0.5)
+        ax.errorbar(mean, i, xerr=[[mean - low], [high - mean]], fmt="o", color="black", capsize=4)
+        reported = (marks or {}).get(name, [])
+        ax.plot(reported, [i] * len(reported), "D", color=COLORS["paper"], ms=6)
+    ax.axvline(0, color="black", lw=0.8)
+    ax.set_yticks(range(len(values)), list(values))
+    ax.set_ylim(len(values) - 0.5, -0.5)
+
+
 def power_law(ax, sizes, power: float, first: float, style: str = "--") -> None:
     """The line `first * (K / K_1)^power` over sizes K on log-log axes, labelled with its power."""
     line = first * (np.asarray(sizes, float) / sizes[0]) ** power

@@ -145,6 +145,22 @@ seen.""",
     assert ">A caption of a table.<" in shown[1]
 
 
+def test_a_forest_has_points_intervals_and_marks_from_above():
+    fig, ax = figures.panels()
+    values = {"one": [1.0, 2.0], "two": [3.0]}
+    intervals = {"one": (1.5, 1.0, 2.5), "two": (3.0, 2.0, 5.0)}
+    figures.forest(ax, values, intervals, marks={"two": [4.0]})
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two"]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]
+    bars = [c.get_segments()[0][:, 0].tolist() for c in ax.collections]
+    assert bars == [[1.0, 2.5], [2.0, 5.0]]
+    points = [line for line in ax.lines if line.get_marker() == "."]
+    assert [list(line.get_xdata()) for line in points] == [[1.0, 2.0], [3.0]]
+    diamonds = [line for line in ax.lines if line.get_marker() == "D"]
+    assert [list(line.get_xdata()) for line in diamonds] == [[], [4.0]]
+    plt.close(fig)
+
+
 def test_a_course_is_the_middle_of_the_runs_and_their_range():
     fig, ax = figures.panels()
     runs = np.array([[1.0, 2.0], [4.0, 8.0]])

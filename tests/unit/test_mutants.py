@@ -158,7 +158,7 @@ def test_the_stored_outcomes_were_judged_by_this_code():
         ({"new": "half = 0.5"}, "old: expected a text that stands once"),
         ({"in": "rows contact"}, "expected statements under `do`"),
         ({"kind": "large"}, "kind: expected one of"),
-        ({"claim": "nguyen-tab-2"}, "claim: expected a claim with a verdict, got 'nguyen-tab-2'"),
+        ({"claim": "nguyen-tab-9"}, "claim: expected a claim with a verdict, got 'nguyen-tab-9'"),
         ({"claim": "chen-rem-c.2"}, "expected one cell that settles 'chen-rem-c.2', found 0"),
         ({"size": 5}, r"unknown fields \['size'\]"),
         ({"what": None, "in": None}, None),

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t, ttest_1samp
 
-from moe_theory.measure.pairs import lead, p_value, seeds_needed
+from moe_theory.measure.pairs import apart, decisions, lead, p_value, seeds_needed
 
 ONE, OTHER = np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 2.9])
 
@@ -47,3 +47,14 @@ def test_seeds_needed(spread):
 def test_bad_differences(values):
     with pytest.raises(ValueError, match="differences: expected two or more numbers whose mean is not 0, got"):
         seeds_needed(values)
+
+
+def test_decisions():
+    """Above, below, undecided with the seeds that would decide, or more than are counted."""
+    wide = pd.DataFrame({"a": [3.0, 3.1, 2.9], "b": [1.0, 1.1, 1.0], "c": [3.0, 3.2, 2.7], "d": [3.0, 3.1, 2.93]})
+    gaps = apart(wide, {"up": ("a", "b"), "down": ("b", "a"), "open": ("a", "c"), "far": ("c", "d")})
+    assert gaps["up"].tolist() == pytest.approx([2.0, 2.0, 1.9])
+    found = decisions(gaps, 2, most=70)
+    assert found["decided"].tolist() == ["above 0", "below 0", "undecided", "undecided"]
+    assert found["seeds that would decide"].tolist() == ["–", "–", "> 70", seeds_needed(gaps["far"])]
+    assert found.loc["up", "mean"] == "1.97" and found.loc["up", "95 % interval"] == "1.82 to 2.11"

@@ -1,10 +1,13 @@
-"""Losses of two networks that share their seeds: which leads, and whether by more than chance."""
+"""Losses of networks that share their seeds: which leads, and whether by more than chance."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t, ttest_rel
+
+from moe_theory.measure.tables import interval_sign, mean_interval
 
 
 def p_value(one, other) -> float:
@@ -55,3 +58,32 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     while not excludes(most):
         most *= 2
     return 2 + bisect_left(range(2, most), True, key=excludes)
+
+
+def apart(wide: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> dict[str, pd.Series]:
+    """Differences of two columns, seed by seed, by the name of the pair.
+
+    Args:
+        wide: a line for each seed, a column for each network.
+        pairs: by name the column, and the one that is subtracted.
+    """
+    return {name: wide[one] - wide[two] for name, (one, two) in pairs.items()}
+
+
+def decisions(gaps: Mapping[str, pd.Series], digits: int, *, most: int = 1_000) -> pd.DataFrame:
+    """By pair the mean difference, its interval, what that decides, and the seeds that would decide where it does not.
+
+    Args:
+        gaps: by name differences of independent pairs, as of `apart`.
+        digits: decimals of means and intervals.
+        most: more seeds are called "> most".
+    """
+    lines = {}
+    for name, gap in gaps.items():
+        mean, low, high = (f"{v:.{digits}f}" for v in mean_interval(gap))
+        sign = interval_sign(gap)
+        needed = "–" if sign else seeds_needed(gap)
+        needed = needed if sign or needed <= most else f"> {most:,}"
+        lines[name] = mean, f"{low} to {high}", ("undecided", "above 0", "below 0")[sign], needed
+    columns = ["mean", "95 % interval", "decided", "seeds that would decide"]
+    return pd.DataFrame.from_dict(lines, orient="index", columns=columns)

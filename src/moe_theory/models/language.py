@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 from moe_theory.models.layers import Linear, Stack, Words, drawn
-from moe_theory.models.routers import as_router
+from moe_theory.models.routers import Router, as_router
 from moe_theory.streams import torch_stream
 
 #: Heads of the attention and their dimension, at every width d; and how fast their biases fall with the distance at
@@ -30,28 +30,34 @@ class TokenRouter(nn.Module):
     """Logits of the experts for tokens, by one of the routers in `models.routers.ROUTERS`.
 
     The linear one reads the token; of the others, as in Chi et al. (2022), the token's projection to `low`
-    dimensions, and their scores are divided by a temperature that is learned.
+    dimensions, and their scores are divided by a temperature that is learned. The one called "projected" has all this
+    and no normalization: it divides by `sqrt(low)`, about the norm that a projection has at the start.
 
     Args:
-        kind: "linear", "cosine" or "perturbed".
+        kind: "linear", "projected", "cosine" or "perturbed", or a router itself.
         d: dimension of a token; experts: number M; low: dimension of the projection.
-        rng: draws `beta1` (M, d or low), a row of norm about 1 for each expert, and the projection (low, d).
+        rng: draws the projection (low, d), and `beta1` (M, d or low), a row of norm about 1 for each expert; the last
+            three kinds get the same from one generator.
     """
 
-    def __init__(self, kind: str, d: int, experts: int, low: int, rng: torch.Generator):
+    def __init__(self, kind: Router | str, d: int, experts: int, low: int, rng: torch.Generator):
         super().__init__()
-        self.router = as_router(kind)
+        self.router = as_router("linear" if kind == "projected" else kind)
         self.project, self.sharpness = None, None
-        if not self.router.plain:
+        if kind != "linear":
             self.project = drawn(low, d, rng=rng)
             self.sharpness = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
-        self.beta1 = drawn(experts, d if self.router.plain else low, rng=rng)
+        self.divisor = math.sqrt(low) if kind == "projected" else 1.0
+        self.beta1 = drawn(experts, d if kind == "linear" else low, rng=rng)
+
+    def read(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch low"]:
+        """What the scores are products with before any normalization: the token or its projection."""
+        return x if self.project is None else x @ self.project.mT
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
-        """The logits, `<s(beta1_m), u(x)>`, for cosine routers over the temperature."""
-        if self.project is None:
-            return self.router.feature(x) @ self.router.embedding(self.beta1).mT
-        return self.sharpness.exp() * self.router.feature(x @ self.project.mT) @ self.router.embedding(self.beta1).mT
+        """The logits, `<s(beta1_m), u(x)>`, of all but the linear router over the temperature."""
+        scores = self.router.feature(self.read(x)) @ self.router.embedding(self.beta1).mT
+        return scores if self.sharpness is None else self.sharpness.exp() / self.divisor * scores
 
 
 class Dense(nn.Module):
@@ -129,7 +135,7 @@ class LanguageModel(nn.Module):
         d: dimension of what runs through all layers; width: hidden units h of an expert, or of the dense layer.
         blocks: number of blocks, each an attention and a feed-forward layer.
         experts: number M of experts in each feed-forward layer; 0 for dense layers.
-        k: experts selected; kind: of `TokenRouter`; low: its dimension, where it projects.
+        k: experts selected; kind: of `TokenRouter`; low: the dimension to which it projects.
         frozen: whether routers stay as they were drawn.
         seed: draws experts and all else by three streams, so that models of one seed differ only where they must:
             learned and frozen routers start alike, and so does what lies outside the feed-forward layers of any.
@@ -145,7 +151,7 @@ class LanguageModel(nn.Module):
         blocks: int = 2,
         experts: int = 0,
         k: int = 2,
-        kind: str = "linear",
+        kind: Router | str = "linear",
         low: int = 8,
         frozen: bool = False,
         seed: int = 0,

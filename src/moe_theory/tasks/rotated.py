@@ -18,6 +18,9 @@ from moe_theory.tasks.images import Images
 #: Of the paper (A.3): the angle, and the sides before and after the crop.
 ANGLE, SIDE, CROP = 30.0, 32, 24
 
+#: The angles of `domain_task`, those of rotated MNIST in DomainBed (Gulrajani & Lopez-Paz, 2021).
+ANGLES = (0.0, 15.0, 30.0, 45.0, 60.0, 75.0)
+
 #: Standard deviations of the blur at a side of 32, those of the released code; the paper names none.
 SIGMA = (1.1, 2.2)
 
@@ -105,6 +108,42 @@ def rotate_task(
             x = x + noise * torch.from_numpy(rng.standard_normal(x.shape, dtype="float32"))
         parts.append(Clustered(x, torch.arange(2).repeat_interleave(len(y)), y.repeat(2)))
     return _scaled(parts)
+
+
+def domain_task(
+    images: Images, held_out: int, sizes: tuple[int, int, int], *, side: int = SIDE, seed: int = 0
+) -> tuple[Clustered, Clustered, Clustered]:
+    """Garments at six angles, the domains: training and validation at five, test at the one that is held out.
+
+    The label is the class, the cluster is the number of the angle. No image is in two domains or in two parts.
+
+    Args:
+        images: of `moe_theory.tasks.images.load_images`.
+        held_out: number of the angle in `ANGLES`.
+        sizes: images for training and for validation at each angle, and for the test.
+        side: of what the models see.
+        seed: of the draw, which is the same for every angle that is held out.
+
+    Raises:
+        ValueError: for another number of an angle, or more images than there are.
+    """
+    if check.integer("held_out", held_out, 0) >= len(ANGLES):
+        raise ValueError(f"held_out: expected the number of one of {len(ANGLES)} angles, got {held_out}")
+    n_train, n_valid, n_test = sizes
+    (x, y), (x_test, y_test) = _drawn(images, len(ANGLES) * (n_train + n_valid), n_test, stream(seed, "examples"))
+    seen = [i for i in range(len(ANGLES)) if i != held_out]
+    at = [torch.arange(n_train + n_valid) + i * (n_train + n_valid) for i in range(len(ANGLES))]
+    parts = [
+        [_turned(x[at[i][cut]], y[at[i][cut]], i, side) for i in seen]
+        for cut in (slice(None, n_train), slice(n_train, None))
+    ]
+    whole = [Clustered(*map(torch.cat, zip(*part, strict=True))) for part in parts]
+    return _scaled([*whole, _turned(x_test, y_test, held_out, side)])
+
+
+def _turned(x: Tensor, y: Tensor, number: int, side: int) -> Clustered:
+    """Images at one of the angles."""
+    return Clustered(resized(rotated(padded(x), ANGLES[number]), side), y, torch.full_like(y, number))
 
 
 def _blurred(x: Tensor, sigma: Tensor) -> Tensor:

@@ -133,12 +133,44 @@ def null_vectors(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "p
         out[k : k + k * d] = by_beta1.flatten(1).T
         return out
 
-    _, sigma, right = torch.linalg.svd(router.gauge(router.embedding(G.beta1)))
-    undo = torch.linalg.pinv(router.slope(G.beta1), rtol=1e-9)
-    named = {"shift of beta0": beta0, "common shift": embed(torch.einsum("kab,mb->mka", undo, right[sigma > 0.5]))}
+    named = {"shift of beta0": beta0, "common shift": embed(common_shifts(G.beta1, router))}
     if router.sphere:
         named["radius"] = embed(torch.diag_embed(G.beta1.T).permute(2, 1, 0))
     return named
+
+
+def common_shifts(beta1: Float[Tensor, "k d"], router: Router) -> Float[Tensor, "m k d"]:
+    """Moves of the router vectors under which all embeddings move by one vector, one move for each in the gauge.
+
+    With `s'(beta1_i)` of full rank these are `s'(beta1_i)^-1 c` for every c.
+    """
+    _, sigma, right = torch.linalg.svd(router.gauge(router.embedding(beta1)))
+    undo = torch.linalg.pinv(router.slope(beta1), rtol=1e-6)
+    return torch.einsum("kab,mb->mka", undo, right[sigma > 0.5])
+
+
+def null_part(beta1: Float[Tensor, "k d"], step: Float[Tensor, "k d"], router: Router) -> Float[Tensor, "k d"]:
+    """The part of a step of the router vectors that no function sees, to first order.
+
+    It is the orthogonal projection, in the k d coordinates of the vectors, on the span of the common shifts and, on a
+    sphere, of the radii.
+    """
+    V = common_shifts(beta1, router)
+    if router.sphere:
+        V = torch.cat([V, torch.diag_embed(beta1.T).permute(2, 1, 0)])
+    V = V.flatten(1).T
+    return (V @ torch.linalg.lstsq(V, step.reshape(-1, 1)).solution).view_as(step)
+
+
+def held(start: Float[Tensor, "k d"], end: Float[Tensor, "k d"], router: Router) -> Float[Tensor, "k d"]:
+    """Where a step of the router vectors leads without its null part.
+
+    On a sphere these are the vectors of `end` with the norms of `start`: no function sees the difference at all. In a
+    ball the `null_part` is taken from the step.
+    """
+    if router.sphere:
+        return end * (start.norm(dim=1) / end.norm(dim=1))[:, None]
+    return end - null_part(start, end - start, router)
 
 
 class Named(NamedTuple):

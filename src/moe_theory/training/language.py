@@ -10,10 +10,7 @@ from torch import Tensor
 
 from moe_theory.models.language import LanguageModel
 from moe_theory.streams import torch_stream
-from moe_theory.training.fit import fit
-
-#: Steps over which the rate of Adam rises at the start; from there it falls in a straight line, to 0 at the end.
-WARM_UP = 100
+from moe_theory.training.fit import annealed
 
 
 def passages(
@@ -40,16 +37,15 @@ def train_language(
         model: what is trained, in place; parameters that need no gradient stay as they are.
         text: the training part.
         steps, batch: number of steps, and of passages in each.
-        rate: the largest step size of Adam.
+        rate: the largest step size of Adam, see `annealed`.
         seed: draws the passages: models trained with one seed read the same ones.
     """
-    learned = [p for p in model.parameters() if p.requires_grad]
-    adam = torch.optim.Adam(learned, rate, fused=True)
-    slope = torch.optim.lr_scheduler.LambdaLR(adam, lambda t: min((t + 1) / WARM_UP, 1) * (1 - t / steps))
     read = passages(text, model.length, batch, steps, seed=seed)
-    for bits in fit(lambda p: bits_per_character(model(p[:, :-1]), p[:, 1:]), read, adam):
-        slope.step()
-        yield bits
+
+    def bits(p: Int[Tensor, "batch L_1"]) -> Float[Tensor, ""]:
+        return bits_per_character(model(p[:, :-1]), p[:, 1:])
+
+    return annealed(bits, read, model.parameters(), rate=rate, steps=steps)
 
 
 @torch.no_grad()
