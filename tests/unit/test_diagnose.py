@@ -184,7 +184,7 @@ def test_bad_models_are_named():
 
 @pytest.fixture(scope="module")
 def tiny():
-    pytest.importorskip("transformers").logging.set_verbosity_error()
+    pytest.importorskip("transformers")
     from moe_theory.diagnose import tiny
 
     return tiny
@@ -298,5 +298,9 @@ def test_bad_batches_are_named(tiny):
         diagnose(tiny.tiny("OLMoE"), [])
     with pytest.raises(ValueError, match="family: expected one of .*, got 'GPT'"):
         tiny.tiny("GPT")
+    apart = tiny.tiny("OLMoE")
+    del apart.model.layers[1].mlp.experts
+    with pytest.raises(ValueError, match="model: expected router and experts side by side, got OlmoeSparseMoeBlock"):
+        diagnose(apart, tiny.batches("OLMoE", 1))
     with pytest.raises(ValueError, match="model: expected a model of transformers"):
         diagnose(tiny.tiny("OLMoE").model.layers[0].self_attn, [])

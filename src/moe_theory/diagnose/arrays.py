@@ -253,7 +253,8 @@ def diagnose_router(
     """What a router does, from its logits alone; for several batches see `RouterStream`.
 
     Args:
-        h: logits of n tokens; k: experts selected.
+        h: logits of n tokens.
+        k: experts selected.
         chosen: the experts that the tokens were sent to; by default those of the k largest logits.
         labels: for each name a non-negative integer for each token.
         x, W: what the router read and its vectors, both or neither: the rounding of the logits and the share of the

@@ -21,12 +21,12 @@ class Kind(NamedTuple):
 
 FINDINGS = {
     "gate": Kind(
-        "smooth-prop-1",
+        "book-diagnose-faults",
         "the layer's output is that of no known gate on its own logits",
         "compare the numbers of the experts and their gates where they are handed on",
     ),
     "config": Kind(
-        "smooth-prop-1",
+        "book-diagnose-faults",
         "the gate is not the one that the configuration names",
         "set the configuration to the gate that the code computes, or change the code",
     ),
@@ -36,12 +36,12 @@ FINDINGS = {
         "with one expert selected, take the gate from a softmax over all; look for a detached tensor",
     ),
     "selection": Kind(
-        "smooth-prop-1",
+        "book-noisy-set",
         "tokens go to experts other than those of the largest logits",
         "look for a mask, a sort or a permutation between the logits and the dispatch",
     ),
     "balance": Kind(
-        "chen-tab-9",
+        "book-pooled-balance",
         "the balancing loss has not the gradient of its formula at these loads",
         "hand it the raw logits and the number of experts selected",
     ),
@@ -51,7 +51,7 @@ FINDINGS = {
         "raise the capacity, or balance the load",
     ),
     "ties": Kind(
-        "book-smooth-tv",
+        "book-noisy-set",
         "more logits tie within their rounding than chance gives",
         "start the router away from zero, and compute its logits in higher precision",
     ),

@@ -140,6 +140,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
     for name, router in modules.items():
         if isinstance(router, recorder.target_class):
             block = modules[name.rpartition(".")[0]]
+            if not hasattr(block, "experts"):
+                raise ValueError(f"model: expected router and experts side by side, got {type(block).__name__}")
             found.append(Layer(name, block, router, block.experts, recorder.index))
     if not found:
         raise ValueError(f"model: expected mixture layers in {type(model).__name__}, got none; is every layer dense?")

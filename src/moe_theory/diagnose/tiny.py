@@ -1,10 +1,13 @@
 """Small models of transformers with random weights, and ways to break their routers on purpose."""
 
+import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import TqdmWarning
 
 from moe_theory import _validate as check
 from moe_theory.diagnose.layers import Layer, layers_of
@@ -56,6 +59,33 @@ FAMILIES = {
 }
 
 
+#: The first version of transformers whose models are known to record what is read here.
+LEAST = "5.23"
+
+
+def library() -> ModuleType:
+    """The library transformers, silent about what a model of random weights lacks.
+
+    Raises:
+        ImportError: if it is not there, or too old.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore", category=TqdmWarning):  # that a notebook has no progress bars
+            import transformers
+    except ImportError as error:
+        raise ImportError(
+            f'transformers: expected {LEAST} or later, got none; pip install "moe-theory[transformers]"'
+        ) from error
+    from packaging.version import Version  # the library needs it too
+
+    if Version(transformers.__version__) < Version(LEAST):
+        raise ImportError(
+            f"transformers: expected {LEAST} or later, got {transformers.__version__}; update, and restart"
+        )
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
 def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
     """A model of a family with two blocks and eight experts, whose weights are drawn, `N(0, 1/n)` for n inputs.
 
@@ -66,12 +96,9 @@ def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
 
     Raises:
         ValueError: for an unknown family.
-        ImportError: without the library transformers.
+        ImportError: as `library`.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError("transformers: needed here; install moe-theory[transformers]") from error
+    transformers = library()
     of = FAMILIES[check.choice("family", family, FAMILIES)]
     own = {of.count: EXPERTS} | ({} if family == "Switch" else {"num_experts_per_tok": k})
     with torch.random.fork_rng(devices=[]):  # the library draws weights of its own first
