@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: book test unit slow chapters rendered outputs mutants seeds site bench lint clean help
+.PHONY: book test unit slow chapters rendered outputs mutants seeds pdf site bench lint clean help
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -46,6 +46,9 @@ mutants: $(READY)  ## run every mutant of every card, store what became of them;
 
 seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
 	@$(BIN)/python book/seeds.py $(or $(SEEDS),1 31 7919)
+
+pdf: book  ## the book as one PDF, _build/moe-theory.pdf
+	@$(BIN)/python book/pdf.py
 
 site: $(READY)  ## the publishable tree in _build/site; REPOSITORY=owner/name adds "open in Colab"
 	@$(BIN)/python book/publish.py $(if $(REPOSITORY),--repository $(REPOSITORY))

@@ -1,4 +1,4 @@
-"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, errata, cards, figures.
+"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, cards.
 
 Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their cards.
 """
@@ -13,6 +13,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+import dependencies
 import nbformat
 from PIL import Image
 from pybtex.database import parse_file
@@ -223,10 +224,18 @@ def _row(row: dict, known: Mapping[str, Box]) -> str:
         f"<code>{row['id']}</code> {typeset(row['says'])}",
         f"{_paper(row['paper'])}, {typeset(row['where'])}",
         _verdict(row["verdict"]) + erratum,
-        "<br>".join([_chapter(row), *derived(row["id"], known)]),
+        "<br>".join([_chapter(row), *derived(row["id"], known), *_rests(row["id"])]),
         _mutants(row),
     )
     return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _rests(claim: str) -> list[str]:
+    """On how many claims one rests, and how many rest on it, as a link to the map that names them."""
+    graph = resting()
+    on, by = len(graph[claim]), len(dependencies.turned(graph)[claim])
+    words = [f"rests on {on}"] * bool(on) + [f"used by {by}"] * bool(by)
+    return [f'<a class="claim-rest" href="map.html#map-{claim}">{", ".join(words).capitalize()}</a>'] * bool(words)
 
 
 def _choices(ledger: dict) -> str:
@@ -258,7 +267,8 @@ def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
             "the executed chapters; a claim without a card in one of them is open. A mutant is a small change of what "
             "a claim's card guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
             "of them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the "
-            'check. <a href="../ledger.json">The same as JSON.</a>\n',
+            'check. <a href="map.html">A map shows which claim rests on which.</a> '
+            '<a href="../ledger.json">The same as JSON.</a>\n',
             _choices(ledger),
             f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
             *(_row(row, known) for row in ledger["claims"]),
@@ -301,12 +311,124 @@ def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
     return "\n".join(out) + "\n"
 
 
+# --- the map ------------------------------------------------------------------------------------
+
+FIRM = ("holds", "sharpened", "reproduced")  # verdicts that leave what rests on a claim as it is
+MOST = 6  # claims that the map names as the most used
+
+
+def resting() -> dict[str, list[str]]:
+    """Each claim of the registry with those that it rests on."""
+    return {claim: row.get("rests_on", []) for claim, row in registry().items()}
+
+
+def _named(claims: Iterable[str]) -> str:
+    """Links from the map to its entries for claims."""
+    return ", ".join(f'<a class="claim-rest" href="#map-{claim}">{claim}</a>' for claim in claims)
+
+
+def _card(row: dict) -> str:
+    """The address of a claim's card, or of its line in the ledger while it is open, from a page under book/."""
+    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
+
+
+def _use(graph: dependencies.Graph) -> str:
+    """How much hangs together: what is used most, and the longest chain."""
+    users = dependencies.turned(graph)
+    in_all = {claim: len(dependencies.reached(users, claim)) for claim in graph}
+    linked = [claim for claim in graph if graph[claim] or users[claim]]
+    most = sorted(graph, key=lambda claim: -in_all[claim])[:MOST]
+    named = ", ".join(f"{_named([c])} by {in_all[c]} claims ({len(users[c])} of them directly)" for c in most)
+    chain = max(dependencies.chains(graph).values(), key=len)
+    return (
+        f"<p>{len(linked)} of {len(graph)} claims rest on another one or carry one; the others stand by themselves. "
+        f"Used most, some by way of others: {named}. The longest chain has {len(chain)} claims, each of which "
+        f"rests on the one before: {_named(chain)}.</p>\n"
+    )
+
+
+def _touched(rows: Mapping[str, dict], graph: dependencies.Graph) -> str:
+    """Which claims a verdict other than those of `FIRM` touches: a table, first what carries most."""
+    users = dependencies.turned(graph)
+    in_all = {claim: dependencies.reached(users, claim) for claim in graph}
+    weak = sorted((c for c in graph if rows[c]["verdict"] not in FIRM), key=lambda claim: -len(in_all[claim]))
+    lines = "".join(
+        f"<tr><td>{_named([claim])}</td><td>{_verdict(rows[claim]['verdict'])}</td><td>{_named(users[claim])}</td>"
+        f"<td>{len(in_all[claim])}</td></tr>"
+        for claim in weak
+        if in_all[claim]
+    )
+    bare = sum(not in_all[claim] for claim in weak)
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "rests on it directly", "in all"))
+    return (
+        f'<table class="touched"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>\n'
+        f"<p>On {bare} more claims with such a verdict nothing rests.</p>\n"
+    )
+
+
+def _entry(row: dict, graph: dependencies.Graph, users: dependencies.Graph) -> str:
+    """A claim in the list: the way to its card, what it rests on and what rests on it."""
+    claim = row["id"]
+    links = {"rests on": graph[claim], "used by": users[claim]}
+    uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
+    return (
+        f'<li id="map-{claim}"><a href="{_card(row)}"><code>{claim}</code></a> {_verdict(row["verdict"])} '
+        f"{row['where']}{': ' * bool(uses)}{'; '.join(uses)}</li>"
+    )
+
+
+def _map(name: str, rows: Mapping[str, dict], graph: dependencies.Graph, users: dependencies.Graph) -> list[str]:
+    """One part of the book: its drawing, with claims of other parts that it uses, and the same as a list."""
+    inside = [claim for claim in graph if part(rows[claim]) == name]
+    drawn = {c: graph[c] for c in inside if graph[c] or users[c]}
+    drawn = {other: [] for others in drawn.values() for other in others if other not in drawn} | drawn
+    nodes = {
+        claim: dependencies.Node(
+            _card(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
+        )
+        for claim, row in rows.items()
+        if claim in drawn
+    }
+    picture = dependencies.drawing(drawn, nodes, f"{name}: which claim rests on which")
+    entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
+    return [
+        f"## {name}\n",
+        f'<div class="claim-map-box">{picture}</div>\n',
+        f'<ul class="claim-uses">\n{entries}\n</ul>\n',
+    ]
+
+
+def map_page(ledger: dict) -> str:
+    """Which claim rests on which: drawn for each part of the book, as a list, and what follows from it."""
+    graph, rows = resting(), {row["id"]: row for row in ledger["claims"]}
+    users = dependencies.turned(graph)
+    names = [name for name in PARTS if any(part(row) == name for row in rows.values())]
+    return "\n".join(
+        [
+            "# What rests on what\n",
+            "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
+            "one states; where the book corrected it, the corrected form. In the drawings a line leads from a claim "
+            "down to those that rest on it; lines that follow from others are left out. A box leads to the claim's "
+            "card, and its edge has the colour of the verdict. Below each drawing the same stands as a list, with all "
+            "uses, and with the claims that stand by themselves.\n",
+            _use(graph),
+            *(line for name in names for line in _map(name, rows, graph, users)),
+            "## What a verdict touches\n",
+            f"Claims whose verdict is none of {', '.join(FIRM[:-1])} and {FIRM[-1]}, and what rests on them. That does "
+            "not put it in doubt: it uses what the book left of them. It says where to look again if one of them is "
+            "read in its paper's form.\n",
+            _touched(rows, graph),
+        ]
+    )
+
+
 def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
     """File names under book/ and their text, from the ledger and the boxes of the chapters."""
     return {
         "_verdicts.md": counts(ledger),
         "_findings.md": findings(ledger),
         "ledger.md": ledger_page(ledger, known),
+        "map.md": map_page(ledger),
         "errata.md": errata_page(ledger, known),
     }
 

@@ -50,7 +50,7 @@ MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_e
 NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
 DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
-PAGES = ("index", "notation", "running", "api", "ledger", "errata", "references")  # the others are notebooks
+PAGES = ("index", "notation", "running", "api", "ledger", "map", "errata", "references")  # the others are notebooks
 QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",

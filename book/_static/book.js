@@ -2,9 +2,10 @@
 
 function filterLedger(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
-  // Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for them.
+  // Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for
+  // them, and without the claims that one rests on.
   const texts = (row) => [...row.cells].map((cell) =>
-    (cell.querySelector(".claim-box") ? cell.querySelector("a") : cell).innerText);
+    (cell.querySelector(".claim-box, .claim-rest") ? cell.firstChild.textContent : cell.innerText));
   const words = new Map(rows.map((row) => [row, [...texts(row), row.dataset.places].join("\n").toLowerCase()]));
   const show = () => {
     const shown = rows.filter((row) => fields.every(({ name, value }) =>
@@ -24,6 +25,23 @@ function filterLedger(form, rows) {
   show();
 }
 
+// On the map the claim that one points at stands out, with its lines and the claims at their other ends.
+function lightLines(map) {
+  const lines = [...map.querySelectorAll("path")], boxes = [...map.querySelectorAll("a.node")];
+  const light = (event) => {
+    const box = event.type === "focusout" || event.type === "pointerleave" ? null : event.target.closest("a.node");
+    const ends = new Set(box ? [box.dataset.claim] : []);
+    lines.forEach((line) => {
+      const lit = box && [line.dataset.from, line.dataset.to].includes(box.dataset.claim);
+      line.classList.toggle("lit", Boolean(lit));
+      if (lit) ends.add(line.dataset.from).add(line.dataset.to);
+    });
+    boxes.forEach((each) => each.classList.toggle("lit", ends.has(each.dataset.claim)));
+    map.classList.toggle("pointed", Boolean(box));
+  };
+  ["pointerover", "pointerleave", "focusin", "focusout"].forEach((kind) => map.addEventListener(kind, light));
+}
+
 // A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
 // An inline box has no width of its own (clientWidth 0) and never scrolls.
 function markScrolling(box) {
@@ -35,12 +53,14 @@ function markScrolling(box) {
 }
 
 const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article figure.book-figure, "
+  + "article .claim-map-box, "
   + "article .pst-scrollable-table-container, article .table-wrapper, article mjx-container";
 
 // An inline formula that its line cannot hold gets a box of its own to scroll in.
 function boxWideFormulas() {
   document.querySelectorAll("article mjx-container:not([display])").forEach((formula) => {
-    const around = formula.closest("p, li, td, figcaption, div");
+    let around = formula.parentElement;
+    while (!around.clientWidth) around = around.parentElement;  // what is inline has no width of its own
     formula.classList.remove("wide");
     formula.classList.toggle("wide", formula.offsetWidth > around.clientWidth);
   });
@@ -63,6 +83,7 @@ function mendTheme() {
 document.addEventListener("DOMContentLoaded", () => {
   const form = document.querySelector("form.ledger-filter");
   if (form) filterLedger(form, [...document.querySelectorAll("table.ledger tbody tr")]);
+  document.querySelectorAll("svg.claim-map").forEach(lightLines);
   mendTheme();
   markAll();
   addEventListener("resize", markAll);

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
 from pathlib import Path
 
@@ -46,7 +47,7 @@ PAPERS = {
 }
 
 #: Fields of a claim that only pages and tests read: no card depends on them, nor anything that a chapter computes.
-FOR_PAGES = ("kind", "chapter", "box")
+FOR_PAGES = ("kind", "chapter", "box", "rests_on")
 
 #: What a table or figure says of its criterion: when it was set.
 CRITERION_SET = ("before the rows", "after the rows were seen")
@@ -57,8 +58,8 @@ def registry() -> dict[str, dict]:
     """All claims by id, in the order of `claims.yml`; `verdict` is absent from those still open.
 
     Raises:
-        ValueError: for a repeated id, an unknown verdict or paper in the file, or a criterion that does
-            not say when it was set.
+        ValueError: for a repeated id, an unknown verdict or paper in the file, a criterion that does not
+            say when it was set, or a claim that rests on an unknown one or on itself.
     """
     rows = yaml.safe_load(files("moe_theory").joinpath("claims.yml").read_text(encoding="utf-8"))
     claims = {}
@@ -72,7 +73,22 @@ def registry() -> dict[str, dict]:
         if "criterion" in row and row.get("criterion_set") not in CRITERION_SET:
             raise ValueError(f"claims.yml: {row['id']}: expected criterion_set to be one of {CRITERION_SET}")
         claims[row["id"]] = row
+    _refuse_circles({claim: row.get("rests_on", []) for claim, row in claims.items()})
     return claims
+
+
+def _refuse_circles(rests_on: Mapping[str, list[str]]) -> None:
+    """Raise ValueError if a claim rests on an id that is not there, or on itself, by way of others or at once."""
+    for claim, others in rests_on.items():
+        for other in others:
+            if other not in rests_on:
+                raise ValueError(f"claims.yml: {claim}: expected rests_on to hold ids of the registry, got {other!r}")
+    try:
+        TopologicalSorter(rests_on).prepare()
+    except CycleError as error:
+        circle = error.args[1]  # each of them rests on the one before
+        way = ", which is used by ".join(circle)
+        raise ValueError(f"claims.yml: {circle[0]}: expected rests_on without a circle, got {way}") from None
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,9 @@ def test_cards_ledger_errata_and_papers_lead_to_each_other():
     """Every link between them ends at the claim it is about."""
     rows = {row["id"]: row for row in json.loads((HTML / "ledger.json").read_text())["claims"]}
     pages = ("book/ledger.html", "book/errata.html", *NUMBERED)
-    places = {page: {tag["id"] for tag in read(page).select("[id]")} for page in pages}
+    places = {page: {tag["id"] for tag in read(page).select("[id]")} for page in (*pages, "book/map.html")}
     for page in pages:
-        for link in read(page).select(":is(.claim-card, table.ledger, .erratum) a:not(.claim-box)"):
+        for link in read(page).select(":is(.claim-card, table.ledger, .erratum) a:not(.claim-box, .claim-rest)"):
             claim = link.find_parent(id=True)["id"].removeprefix("claim-").removeprefix("erratum-")
             target, _, anchor = link["href"].partition("#")
             if link["href"].startswith("https://"):
@@ -223,6 +223,50 @@ def test_a_claim_calls_its_boxes_what_their_pages_call_them():
         places = {"book/ledger.html", f"notebooks/{row.get('notebook')}.html"}
         places |= {"book/errata.html"} if row["verdict"] in NEWS else set()
         assert shown[claim] == (places if "box" in registry()[claim] else set()), claim
+
+
+def test_every_box_and_every_name_on_the_map_leads_to_its_claim():
+    """To the card, or to the ledger's line while the claim is open; names in lists lead to their entries."""
+    rows = {row["id"]: row for row in json.loads((HTML / "ledger.json").read_text())["claims"]}
+    anchors = cache(lambda place: {tag["id"] for tag in read(place).select("[id]")})
+    links = [("book/map.html", link) for link in read("book/map.html").select("a.node, a.claim-rest, .claim-uses a")]
+    links += [("book/ledger.html", link) for link in read("book/ledger.html").select("a.claim-rest")]
+    for page, link in links:
+        target, _, anchor = link["href"].partition("?")[0].partition("#")
+        place = (HTML / page).parent.joinpath(target).resolve() if target else (HTML / page).resolve()
+        assert anchor in anchors(place.relative_to(HTML.resolve()).as_posix()), link["href"]
+    boxes = {node["data-claim"]: node["href"] for node in read("book/map.html").select("a.node")}
+    assert len(boxes) > len(rows) / 2
+    for claim, href in boxes.items():
+        assert href == (
+            f"../notebooks/{rows[claim]['notebook']}.html#claim-{claim}"
+            if rows[claim]["verdict"] != "open"
+            else f"ledger.html#{claim}"
+        )
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_box_of_the_map_stands_out_with_its_lines_when_it_is_reached_by_keyboard(browser, width):
+    """Its map scrolls in a box of its own, and everything else on the map steps back until the focus leaves."""
+    tab, complaints = opened(browser, "book/map.html", width)
+    lit = "() => [...document.querySelectorAll('.claim-map .lit')].map(e => e.dataset.claim ?? e.dataset.to)"
+    box = tab.locator("a.node[data-claim='chen-eq-e1']").first
+    assert tab.evaluate(lit) == []
+    box.focus()
+    around = {
+        "chen-eq-e1",
+        "chen-eq-3.1",
+        *tab.eval_on_selector_all("path[data-from='chen-eq-e1']", "all => all.map(e => e.dataset.to)"),
+    }
+    assert set(tab.evaluate(lit)) == around and len(around) > 3
+    box.blur()
+    assert tab.evaluate(lit) == [] and complaints == []
+    wide = tab.eval_on_selector_all(
+        ".claim-map-box", "all => all.map(e => [e.scrollWidth > e.clientWidth, e.tabIndex])"
+    )
+    assert all(scrolls == (index == 0) for scrolls, index in wide)
+    assert any(scrolls for scrolls, _ in wide) == (width == 360)
+    tab.context.close()
 
 
 def test_findings_are_links_to_cards_with_their_verdicts(browser):

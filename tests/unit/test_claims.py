@@ -177,3 +177,30 @@ def test_a_damaged_registry_is_refused(change, tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "files", lambda _: tmp_path)
     with pytest.raises(ValueError, match=r"claims.yml"):
         claims.registry.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("rests_on", "message"),
+    [
+        ({"a": ["b"], "c": []}, "a: expected rests_on to hold ids of the registry, got 'b'"),
+        ({"a": "abc", "b": []}, "a: expected rests_on to hold ids of the registry, got 'c'"),
+        ({"a": ["a"]}, "a: expected rests_on without a circle, got a, which is used by a"),
+        (
+            {"a": ["b"], "b": ["c"], "c": ["a"]},
+            "expected rests_on without a circle, got a, which is used by c, which is used by b, which is used by a",
+        ),
+    ],
+)
+def test_a_claim_that_rests_on_an_unknown_one_or_on_itself_is_refused(rests_on, message, tmp_path, monkeypatch):
+    rows = [{"id": claim, "paper": "book", "rests_on": others} for claim, others in rests_on.items()]
+    (tmp_path / "claims.yml").write_text(yaml.safe_dump(rows))
+    monkeypatch.setattr(claims, "files", lambda _: tmp_path)
+    with pytest.raises(ValueError, match=f"claims.yml: .*{message}"):
+        claims.registry.__wrapped__()
+
+
+@pytest.mark.parametrize(("claim", "row"), claims.registry().items())
+def test_what_a_claim_rests_on_is_named_once_in_the_order_of_the_registry(claim, row):
+    named = row.get("rests_on", [])
+    assert named == [other for other in claims.registry() if other in named]
+    assert named or "rests_on" not in row, claim

@@ -2,11 +2,13 @@
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
 import yaml
+from bs4 import BeautifulSoup
 from pybtex.database import parse_file, parse_string
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
@@ -90,6 +92,84 @@ def test_ranges_are_found_by_their_members():
     assert pages.members("Eq. 3.1 to 3.3, Algorithm 1") == ["Eq. 3.1", "Eq. 3.2", "Eq. 3.3"]
     assert pages.members("Theorem 5, Eq. 9 to 11, Lemma 2") == ["Eq. 9", "Eq. 10", "Eq. 11"]
     assert pages.members("Theorem 4, Theorem 6") == []
+
+
+def ledger():
+    """A ledger of the registry as if every claim were settled in a chapter of its number."""
+    keys = ("id", "paper", "where", "says", "chapter")
+    rows = [
+        {**{key: row[key] for key in keys}, "verdict": row.get("verdict", "open"), "notebook": f"{row['chapter']}_x"}
+        for row in REGISTRY.values()
+    ]
+    return {"claims": rows}
+
+
+def test_the_map_lists_every_claim_once_with_its_uses_both_ways():
+    graph, page = pages.resting(), BeautifulSoup(pages.map_page(ledger()), "html.parser")
+    entries = {item["id"].removeprefix("map-"): item for item in page.select("ul.claim-uses li")}
+    assert len(page.select("ul.claim-uses li")) == len(graph) and set(entries) == set(graph)
+    for claim, item in entries.items():
+        on, _, by = item.text.partition("used by ")
+        named = [link["href"].removeprefix("#map-") for link in item.select("a.claim-rest")]
+        users = [user for user, others in graph.items() if claim in others]
+        assert named == [*graph[claim], *users] and bool(by) == bool(users), claim
+        assert ("rests on" in on) == bool(graph[claim]), claim
+
+
+def test_the_map_draws_every_claim_that_has_a_use():
+    graph, page = pages.resting(), BeautifulSoup(pages.map_page(ledger()), "html.parser")
+    drawn = [node["data-claim"] for node in page.select("svg.claim-map a.node")]
+    lines = {(line["data-from"], line["data-to"]) for line in page.select("svg.claim-map path")}
+    fewer = pages.dependencies.reduced(graph)
+    assert lines == {(other, claim) for claim, others in fewer.items() for other in others}
+    assert set(drawn) == {c for c in graph if graph[c]} | {other for others in graph.values() for other in others}
+    assert all(node["href"].endswith(f"#claim-{node['data-claim']}") for node in page.select("svg.claim-map a.node"))
+
+
+def test_the_map_names_the_longest_chain_and_what_a_verdict_touches():
+    graph, page = pages.resting(), BeautifulSoup(pages.map_page(ledger()), "html.parser")
+    (said,) = (p for p in page.select("p") if "longest chain" in p.text)
+    length = int(re.search(r"longest chain has (\d+) claims", said.text)[1])
+    chain = [link.text for link in said.select("a")][-length:]
+    assert all(before in graph[after] for before, after in pairwise(chain))
+    assert length == max(map(len, pages.dependencies.chains(graph).values()))
+    touched = {row.td.text: row for row in page.select("table.touched tbody tr")}
+    weak = {c for c, row in REGISTRY.items() if row.get("verdict", "open") not in pages.FIRM}
+    assert set(touched) == {c for c in weak if any(c in others for others in graph.values())}
+    for claim, row in touched.items():
+        direct = {user for user, others in graph.items() if claim in others}
+        above = direct.copy()
+        while more := {user for user, others in graph.items() if above & set(others)} - above:
+            above |= more
+        assert {link.text for link in row.select("td:nth-child(3) a")} == direct
+        assert int(row.select("td")[3].text) == len(above)
+
+
+def test_the_ledger_says_on_how_many_claims_one_rests_and_how_many_rest_on_it(monkeypatch):
+    graph = {"a": [], "b": ["a"], "c": ["a", "b"], "d": []}
+    monkeypatch.setattr(pages, "resting", lambda: graph)
+    link = '<a class="claim-rest" href="map.html#map-{}">{}</a>'.format
+    assert pages._rests("a") == [link("a", "Used by 2")]
+    assert pages._rests("b") == [link("b", "Rests on 1, used by 1")]
+    assert pages._rests("c") == [link("c", "Rests on 2")]
+    assert pages._rests("d") == []
+
+
+PARTS = yaml.safe_load((build.ROOT / "_toc.yml").read_text())["parts"]
+PAGES = [entry["file"] for part in PARTS for entry in part["chapters"]]
+NUMBERED = [page for page in PAGES if re.match(r"notebooks/\d\d_", page)]
+
+
+@pytest.mark.parametrize("page", NUMBERED)
+def test_a_chapter_ends_with_a_link_to_the_next_page(page):
+    """Its last section is called so, and leads on to the page below it in the table of contents."""
+    cells = nbformat.read(build.ROOT / f"{page}.ipynb", 4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    heading, _, last = text.rpartition("\n## ")[2].partition("\n")
+    assert heading == "What comes next"
+    following = PAGES[PAGES.index(page) + 1]
+    links = re.findall(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", last)
+    assert following in {(Path("notebooks") / link).as_posix() for link in links}, f"no link to {following}"
 
 
 PLACE = r"(Proof of )?(Definition|Theorem|Lemma|Proposition|Remark|Claim|Algorithm|Table|Figure|Eq\.|Section|Appendix) "
