@@ -70,7 +70,9 @@ def part(row: dict) -> str:
 # --- where a claim stands: in its paper, and in the book ----------------------------------------
 
 PLACE = re.compile(r"(?P<word>[A-Z]\w+\.?) (?P<outer>(?:\w+\.)?)(?P<first>\d+) to (?P=outer)(?P<last>\d+)")
-BOX = re.compile(r"^:{3,}\{prf:(?P<kind>\w+)\}.*\n(?::label: (?P<label>\S+))?", re.MULTILINE)
+BOX = re.compile(
+    r"^:{3,}\{prf:(?P<kind>\w+)\}.*\n(?::label: (?P<label>\S+)|\*\{prf:ref\}`(?P<proved>[^`]+)`\.\*)?", re.MULTILINE
+)
 
 
 def members(where: str) -> list[str]:
@@ -101,7 +103,8 @@ def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
     """The boxes of numbered chapters by their labels, with the numbers that sphinx-proof gives them: by kind.
 
     Raises:
-        ValueError: for a proof with no box before it in its chapter: a proof is that of the last box.
+        ValueError: for a proof with no box before it in its chapter: a proof is that of the last box, or of the one
+            that it begins with in italics.
     """
     found = {}
     for path in chapters:
@@ -113,7 +116,8 @@ def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
             if box["kind"] == "proof":
                 if not number:
                     raise ValueError(f"{path.name}: expected a box with what is proved, got a proof before any box")
-                found[label] = replace(found[label], proved=True)
+                proved = box["proved"] or label
+                found[proved] = replace(found[proved], proved=True)
                 continue
             number[box["kind"]] += 1
             label = box["label"]

@@ -6,7 +6,7 @@ from torch import nn
 
 from moe_theory.models.dispatched import CubicLayer, DispatchedMoE, PixelRouter
 from moe_theory.models.image_router import ImageRoutedMoE
-from moe_theory.models.images import NETWORKS
+from moe_theory.models.images import cnn, multiplications
 from moe_theory.models.moe import PatchMoE
 from moe_theory.models.routers import LinearRouter
 from moe_theory.training.dispatched import answers, balancing_loss, normalize, train
@@ -108,26 +108,25 @@ def test_training_learns_and_repeats():
         assert (out.argmax(1) == y).double().mean() > 0.9 and len(m) == 400
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name):
-    """Shapes; the embedding is what the head reads; the same generator state gives the same weights."""
-    made = [NETWORKS[name](1, 16, 10, 4, torch.Generator().manual_seed(5)) for _ in range(2)]
+def test_the_cnn():
+    """Shapes; the embedding is what the head reads; the same generator state gives the same weights; A.3's sizes."""
+    made = [cnn(1, 16, 10, 4, torch.Generator().manual_seed(5)) for _ in range(2)]
     x = torch.randn(6, 1, 16, 16)
     assert made[0](x).shape == (6, 10)
     torch.testing.assert_close(made[0](x), made[1](x))
-    made[0].eval()
     torch.testing.assert_close(made[0].head(made[0].embedding(x)), made[0](x))
+    layers = cnn(3, 32, 10, 64, torch.Generator()).modules()
+    assert [m.out_channels for m in layers if isinstance(m, nn.Conv2d)] == [64, 128]
 
 
-def test_depths():
-    """ResNet18 has 17 convolutions on its way and three beside it; the paper's CNN has two, and its sizes."""
-    convolutions = {
-        name: [m for m in make(3, 32, 10, 64, torch.Generator()).modules() if isinstance(m, nn.Conv2d)]
-        for name, make in NETWORKS.items()
-        if name != "MobileNetV2"
-    }
-    assert len(convolutions["ResNet18"]) == 17 + 3
-    assert [c.out_channels for c in convolutions["CNN"]] == [64, 128]
+def test_multiplications():
+    """ResNet18 by the shapes of its 20 convolutions, one by one; MobileNetV2 is several times cheaper."""
+    shapes = [(3, 64, 3, 32), *[(64, 64, 3, 32)] * 4]
+    for c, side in ((64, 16), (128, 8), (256, 4)):
+        shapes += [(c, 2 * c, 3, side), (c, 2 * c, 1, side), *[(2 * c, 2 * c, 3, side)] * 3]
+    found = multiplications()
+    assert found["ResNet18"] == sum(c * out * size**2 * side**2 for c, out, size, side in shapes)
+    assert 0.02 < found["MobileNetV2"] / found["ResNet18"] < 0.2
 
 
 def test_image_router():

@@ -135,7 +135,7 @@ SLOW = {  # smoke profiles of more than about a second
     "image_functions_baselines",
     "images_baselines",
     "images_cnn",
-    "images_resnet18",
+    "images_latent",
     "languages",
     "many_draws",
     "moe_balanced",
@@ -339,7 +339,7 @@ def test_the_first_window_of_a_long_training_tells_the_truth(rule, k):
     ("name", "which"),
     [
         ("images_cnn", dict(model="moe", task="rotated", seed=2)),
-        ("images_resnet18", dict(model="single", task="plain", seed=1)),
+        ("images_latent", dict(model="single", task="rotated", seed=1)),
         ("image_functions", dict(reads="v and z", frozen="head", seed=1)),
     ],
 )

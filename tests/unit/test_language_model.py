@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from moe_theory.experiments import language
 from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import Dense, LanguageModel, Mixture, TokenRouter, dense_width
 from moe_theory.models.rules import topk_softmax
@@ -210,3 +211,35 @@ def test_ngrams(order):
 def test_bad_order():
     with pytest.raises(ValueError, match="order: expected at most 10, got 11"):
         ngram_bits(torch.zeros(3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8), 11)
+
+
+def test_information_is_that_of_the_joint_table():
+    """Against the double sum; 0 for independent labels, the entropy for a label with itself; symmetric."""
+    draw = torch.Generator().manual_seed(5)
+    a = torch.randint(5, (400,), generator=draw)
+    b = torch.where(torch.rand(400, generator=draw) < 0.6, a, torch.randint(5, (400,), generator=draw))
+    p = Counter(zip(a.tolist(), b.tolist(), strict=True))
+    one, other = Counter(a.tolist()), Counter(b.tolist())
+    direct = sum(n / 400 * math.log2(n * 400 / (one[i] * other[j])) for (i, j), n in p.items())
+    assert language.information(a, b) == pytest.approx(direct, rel=1e-9)
+    assert language.information(b, a) == pytest.approx(direct, rel=1e-9)
+    own = -sum(n / 400 * math.log2(n / 400) for n in one.values())
+    assert language.information(a, a) == pytest.approx(own, rel=1e-9)
+    grid = torch.arange(60)
+    assert language.information(grid % 4, grid % 5) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("M", [4, 32])
+def test_kinds_of_a_row_start_and_read_alike(M):
+    """The first batch costs learned and frozen routers of one seed the same bits, and those of another others."""
+    key = dict(d=8, experts=M, steps=10, seed=2)
+    first = {}
+    for kind, seed in (("learned", 2), ("frozen", 2), ("frozen", 3)):
+        begun = key | {"kind": kind, "seed": seed}
+        first[kind, seed] = next(iter(language.trained(language.made(begun), begun)))
+    assert first["learned", 2] == first["frozen", 2] != first["frozen", 3]
+
+
+def test_what_is_seen_of_a_dense_model_is_nothing():
+    key = dict(kind="dense", d=8, experts=4, steps=10, seed=0)
+    assert language.seen(language.made(key)) == dict(of_this=[], of_last=[], of_next=[], spread=[])

@@ -37,13 +37,15 @@ def test_boxes_are_numbered_by_kind_and_know_their_proofs(tmp_path):
         tmp_path / "07_a.ipynb",
         ":::{prf:theorem} Name\n:label: thm-a\nText.\n:::\n\n::::{prf:lemma}\n:label: lem-a\nText.\n::::",
         ":::{prf:theorem}\n:label: thm-b\nText.\n:::\n\nThis is why:\n\n:::{prf:proof}\nText.\n:::",
+        ":::{prf:theorem}\n:label: thm-e\nText.\n:::\n\n:::{prf:proof}\n*{prf:ref}`lem-a`.* Text.\n:::",
     )
     other = chapter(tmp_path / "12_b.ipynb", ":::{prf:theorem}\n:label: thm-c\nText.\n:::")
     unnumbered = chapter(tmp_path / "speed.ipynb", ":::{prf:theorem}\n:label: thm-d\nText.\n:::")
     assert pages.boxes([one, other, unnumbered]) == {
         "thm-a": pages.Box("Theorem 7.1", "07_a"),
-        "lem-a": pages.Box("Lemma 7.1", "07_a"),
+        "lem-a": pages.Box("Lemma 7.1", "07_a", proved=True),
         "thm-b": pages.Box("Theorem 7.2", "07_a", proved=True),
+        "thm-e": pages.Box("Theorem 7.3", "07_a"),
         "thm-c": pages.Box("Theorem 12.1", "12_b"),
     }
 

@@ -43,7 +43,7 @@ def test_seeds_needed(spread):
     assert seeds_needed(-values) == n
 
 
-@pytest.mark.parametrize("values", [[1.0], [1.0, -1.0]])
+@pytest.mark.parametrize("values", [[1.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf]])
 def test_bad_differences(values):
-    with pytest.raises(ValueError, match="differences: expected two or more whose mean is not 0, got"):
+    with pytest.raises(ValueError, match="differences: expected two or more numbers whose mean is not 0, got"):
         seeds_needed(values)

@@ -45,13 +45,18 @@ def smoke(rows: list[dict]) -> list[dict]:
     return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
 
 
+def target(seed: int) -> Tensor:
+    """The functions w_c, unit vectors (10, d)."""
+    return F.normalize(torch.randn(10, D, generator=torch_stream(seed, "target")), dim=1)
+
+
 @lru_cache(maxsize=2)
 def data(name: str, seed: int) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
     """The functions w (10, d), unit vectors, and for both parts images, v from N(0, I), `w_class . v`, and classes."""
     images = load_images(name)
     if images.name != name:
         raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
-    w = F.normalize(torch.randn(10, D, generator=torch_stream(seed, "target")), dim=1)
+    w = target(seed)
     rng, parts = torch_stream(seed, "inputs"), []
     sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
     for part in plain_task(images, *sizes, side=SIDE, seed=seed):
@@ -102,6 +107,18 @@ def row(key: dict) -> dict:
     curves = {name: [found[name] for found in course] for name in ("weighted", "routed")}
     values = {**live(key), "steps_at": at, **curves, "entropy": course[-1]["entropy"]}
     return rounded({**values, "dispatch": course[-1]["dispatch"]}, DIGITS)
+
+
+def floor(seed: int, dispatch: list[list[int]]) -> float:
+    """`1 - sum_m rho_m |sum_c p_cm w_c|^2`: the least error of experts that read v alone, each asked for its images.
+
+    `dispatch` are the counts n_cm of classes and experts, rho_m is the share of expert m, and p_cm that of class c
+    among its images.
+    """
+    n = torch.tensor(dispatch, dtype=torch.double)
+    sent = n.sum(0).clamp(min=1)  # an expert that gets no image counts for nothing
+    u = n.T @ target(seed).double() / sent[:, None]
+    return 1 - ((sent / n.sum())[:, None] * u.square()).sum().item()
 
 
 def baseline_row(key: dict) -> dict:

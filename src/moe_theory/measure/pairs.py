@@ -41,11 +41,11 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     """The least number n >= 2 of pairs with which a t-interval of this mean and standard deviation excludes 0.
 
     Raises:
-        ValueError: for fewer than two differences, or a mean of 0.
+        ValueError: for fewer than two differences, one that is not finite, or a mean of 0.
     """
     values = np.asarray(differences, float)
-    if len(values) < 2 or not values.mean():
-        raise ValueError(f"differences: expected two or more whose mean is not 0, got {values.tolist()}")
+    if len(values) < 2 or not np.isfinite(values).all() or not values.mean():
+        raise ValueError(f"differences: expected two or more numbers whose mean is not 0, got {values.tolist()}")
     of_one = values.std(ddof=1) / abs(values.mean())
 
     def excludes(n: int) -> bool:
