@@ -23,11 +23,15 @@ GROUPS = {
     "Rules that select experts": ["top1_noisy", "softmax_topk", "topk_softmax", "sampled_topk"],
     "Theory": ["route_probabilities", "tight_witness", "nullity"],
     "What is measured": ["dispatch_entropy", "MixingMeasure", "voronoi_loss"],
+    "A model of your own": ["diagnose.diagnose", "diagnose.diagnose_router", "diagnose.compare_routers"],
     "Stored computations": ["experiments.load", "experiments.recompute", "experiments.status"],
     "Claims": ["claims.check"],
 }
 
 INTRODUCTIONS = {
+    "A model of your own": "Findings, their limits and the claims behind them are explained in "
+    "{doc}`../notebooks/26_your_own_moe`. `mt.diagnose.diagnose` needs the library transformers: "
+    '`pip install ".[transformers]"`.',
     "Rules that select experts": "`softmax_topk`, `topk_softmax` and `sampled_topk` turn logits into gates: "
     "`mt.topk_softmax(h, k=2)`. The networks of `moe_theory.models.sparse` take one of them as their argument `rule`: "
     "pass the rule itself, `rule=mt.topk_softmax`. Stored rows have its name, and "

@@ -52,6 +52,7 @@ PARTS = {  # of the book, by the numbers of their chapters
     "What routers learn": range(9, 14),
     "Sparsity and stability": range(14, 20),
     "Cosine routers": range(20, 25),
+    "In practice": range(25, 27),
 }
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-#: The module of each name; `claims` and `experiments` are modules themselves.
+#: The module of each name; `claims`, `experiments` and `diagnose` are modules themselves.
 EXPORTS = {
     "PatchTask": "tasks.patches",
     "PatchMoE": "models.moe",
@@ -29,6 +29,7 @@ EXPORTS = {
     "MixingMeasure": "models.mixture",
     "claims": "claims",
     "experiments": "experiments",
+    "diagnose": "diagnose",
 }
 __all__ = [*EXPORTS]
 

@@ -48,6 +48,8 @@ PURPOSES = {
     "kept mass": "the routing noise in a mean mass of gates",
     "start": "the start of a search",
     "resampling": "bootstrap samples",
+    "permutations": "labels in another order, under which a dispatch knows nothing of them",
+    "probes": "the directions in which a layer's output is differentiated",
     "routing noise": "noise added to logits in training",
     "test noise": "noise added to logits in an evaluation; a stream for each step at which one is made",
     "chapter": "what a chapter draws itself: its number, and one of its own for each use",

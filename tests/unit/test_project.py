@@ -114,6 +114,7 @@ LAYERS = {  # a layer may import from itself and from those it names
     "training": {"tasks", "models", "measure", *BASE},
     "theory": {"tasks", "models", "measure", *BASE},
     "experiments": {"tasks", "models", "measure", "training", "theory", "manifest", "_provenance", *BASE},
+    "diagnose": {"models", "measure", "theory", *BASE},
     "evidence": {"_html"},
     "claims": {"_html", "evidence"},
     "figures": {"_html"},

@@ -25,12 +25,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Bool, Float, Real
 from scipy.optimize import minimize_scalar
 from scipy.special import log_ndtr
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.models.rules import topk_set
 
 #: Triples (row, node, expert) in one temporary, half a megabyte of them.
 BLOCK = 1 << 16
@@ -139,6 +140,44 @@ def local_lipschitz(
     rows, shape = _rows(h, noise, scale)
     slopes = _uniform_slopes if noise == "uniform" else _smooth_slopes
     return _in_blocks(slopes, rows, _LAWS[noise]).reshape(shape) / scale
+
+
+def keep_probability(h: Float[Tensor, "n M"], k: int, *, scale: float) -> Float[Tensor, " n"]:
+    """The exact probability that noise N(0, scale^2) on every logit leaves the set T of the k largest as it is.
+
+    With m the member of T whose noisy logit is the lowest, all others of T above it and all rejected below,
+
+        P = sum_(m in T) int g(z) prod_(l in T, l != m) (1 - G(z + h_m - h_l)) prod_(j not in T) G(z + h_m - h_j) dz.
+
+    At k = 1 it is the largest of `route_probabilities`.
+
+    Args:
+        h: logits; k: experts selected.
+        scale: standard deviation of the noise, > 0.
+
+    Raises:
+        ValueError: for NaN or infinite logits, a k outside 1..M, or a scale that is not > 0.
+    """
+    h = check.finite("h", h.double()) / check.positive("scale", scale)
+    chosen = topk_set(h, k)
+    if k == h.shape[1]:
+        return torch.ones_like(h[:, 0])
+    rows = max(1, BLOCK // (k * h.shape[1]))
+    return torch.cat([_keeps(*part, k) for part in zip(h.split(rows), chosen.split(rows), strict=True)])
+
+
+def _keeps(h: Float[Tensor, "n M"], chosen: Bool[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
+    """The sum of `keep_probability`; node after node, each with (n, k, M) factors."""
+    members = h.masked_select(chosen).view(-1, k)
+    lead = members[:, :, None] - h[:, None, :]
+    sign = torch.where(chosen, -1.0, 1.0)[:, None, :].to(h)  # 1 - G(z) = G(-z)
+    itself = (torch.arange(h.shape[1], device=h.device) == chosen.nonzero()[:, 1].view(-1, k, 1)).to(h)
+    z, w = _LAWS["gaussian"].nodes(h)
+    total = torch.zeros_like(h[:, 0])
+    for node, weight in zip(z, w * _LAWS["gaussian"].density(z), strict=True):
+        factors = torch.special.ndtr(sign * (node + lead))
+        total += weight * torch.lerp(factors, torch.ones_like(factors), itself).prod(-1).sum(-1)
+    return total
 
 
 def _rows(h, noise: str, scale: float) -> tuple[Float[Tensor, "n M"], torch.Size]:

@@ -1,0 +1,300 @@
+"""What the logits of a router tell: ties, loads, what the dispatch knows of labels, and the common shift.
+
+A `RouterStream` takes them batch after batch and keeps some numbers for each token, not its logits.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy import stats
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.diagnose.findings import LEVEL, Finding
+from moe_theory.diagnose.gauge import gauge_share
+from moe_theory.measure.dispatch import dispatch_entropy
+from moe_theory.measure.tables import effective_experts
+from moe_theory.models.rules import topk_set
+from moe_theory.streams import stream
+from moe_theory.theory.smoothing import keep_probability
+
+#: Permutations of the labels, against which the entropy of a dispatch is held.
+PERMUTATIONS = 199
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """What the first expert of a token tells about a label of it.
+
+    Attributes:
+        entropy: Eq. 6.1, of the label given the expert, in nats.
+        blind: mean of the same with the labels permuted; spread: its standard deviation.
+        p: share of dispatches at least as telling, this one and the permuted ones together.
+    """
+
+    entropy: float
+    blind: float
+    spread: float
+    p: float
+
+
+@dataclass(frozen=True)
+class RouterReport:
+    """What one router does with the tokens it was shown.
+
+    Attributes:
+        where: its name; tokens: how many; k: experts selected.
+        loads: share of the selections that each expert gets.
+        gaps: by how much the last selected logit leads the first rejected one, for each token.
+        undecided: tokens whose gap is within the rounding of their logits; expected: how many chance gives.
+        changed: share of tokens whose experts change under Gaussian noise of standard deviation `noise`.
+        dropped: share of tokens without all of their experts; misled: of the others and decided ones, with others
+            than those of the largest logits.
+        level: mean over tokens of their mean logit, and its standard deviation: no softmax sees it.
+        spread: root mean square of the logits less that mean.
+        gauge: share of the router's squared norm in its mean vector; nan if the router was not given.
+        dispatch: for each label what the first expert tells of it.
+    """
+
+    where: str
+    tokens: int
+    k: int
+    loads: tuple[float, ...]
+    gaps: Float[Tensor, " n"] = field(repr=False)
+    undecided: int
+    expected: float
+    changed: float
+    noise: float
+    dropped: float
+    misled: float
+    level: tuple[float, float]
+    spread: float
+    gauge: float
+    dispatch: dict[str, Dispatch]
+
+    @property
+    def effective(self) -> float:
+        """Experts in use, `1 / sum_m rho_m^2`."""
+        return effective_experts([self.loads])
+
+    @property
+    def dead(self) -> list[int]:
+        """Experts that no token selected."""
+        return [m for m, load in enumerate(self.loads) if not load]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong."""
+        found = []
+        unseen, fair = 1 - LEVEL ** (1 / self.tokens), self.k / len(self.loads)
+        if self.dead and unseen < fair / 2:  # so few tokens that chance may pass an expert by say nothing
+            found.append(Finding("dead", self.where, len(self.dead), 0, f"experts {self.dead}"))
+        if stats.poisson.sf(self.undecided - 1, self.expected) < LEVEL:
+            share = self.undecided / self.tokens
+            found.append(Finding("ties", self.where, share, self.expected / self.tokens, "share of the tokens"))
+        for name, share in (("dropped", self.dropped), ("selection", self.misled)):
+            if share:
+                found.append(Finding(name, self.where, share, 0, "share of the tokens"))
+        return found
+
+
+class RouterStream:
+    """Takes the logits of a router batch after batch.
+
+    Args:
+        experts: number M; k: experts selected.
+        noise: standard deviation of the Gaussian noise whose effect is computed.
+        where: the router's name.
+
+    Raises:
+        ValueError: for a k outside 1..M or a noise that is not > 0.
+    """
+
+    def __init__(self, experts: int, k: int, *, noise: float = 0.01, where: str = "router"):
+        if check.integer("k", k, 1) > check.integer("experts", experts, 1):
+            raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
+        self.experts, self.k, self.noise, self.where = experts, k, check.positive("noise", noise), where
+        self.weight = None
+        self._kept: dict[str, list[Tensor]] = {}
+        self._labels: dict[str, list[Tensor]] = {}
+
+    def add(
+        self,
+        h: Float[Tensor, "n M"],
+        *,
+        chosen: Bool[Tensor, "n M"] | None = None,
+        rounding: Float[Tensor, " n"] | None = None,
+        labels: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Takes a batch.
+
+        Args:
+            h: logits.
+            chosen: the experts that the tokens were sent to; by default those of the k largest logits.
+            rounding: error of the logits of each token; by default the resolution of their dtype at their size.
+            labels: for each name a non-negative integer for each token.
+
+        Raises:
+            ValueError: for logits that are no matrix of M columns, NaN, or arguments for another number of tokens.
+        """
+        if h.ndim != 2 or h.shape[1] != self.experts:
+            raise ValueError(f"h: expected logits of shape (n, {self.experts}), got {tuple(h.shape)}")
+        h64 = check.finite("h", h.detach()).double().cpu()
+        if rounding is None:
+            rounding = torch.finfo(h.dtype).eps * h64.abs().amax(1)
+        wanted = topk_set(h64, self.k)
+        chosen = wanted if chosen is None else chosen.cpu()
+        for name, value in {"chosen": chosen, "rounding": rounding, **(labels or {})}.items():
+            if len(value) != len(h):
+                raise ValueError(f"{name}: expected {len(h)} entries, one for each token, got {len(value)}")
+        gap, complete = kept_gap(h64, self.k), chosen.sum(1) == self.k
+        lead = h64.masked_fill(~chosen, -math.inf)
+        self._keep(
+            gap=gap,
+            rounding=rounding.double().cpu(),
+            stays=keep_probability(h64, self.k, scale=self.noise),
+            complete=complete,
+            misled=complete & (gap > 2 * rounding.cpu()) & (chosen != wanted).any(1),
+            first=torch.where(chosen.any(1), lead.argmax(1), -1),
+            loads=chosen.double().sum(0, keepdim=True),
+            level=h64.mean(1),
+            spread=h64.var(1, correction=0),
+        )
+        for name, value in (labels or {}).items():
+            self._labels.setdefault(name, []).append(torch.as_tensor(value).cpu())
+
+    def _keep(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self._kept.setdefault(name, []).append(value)
+
+    def report(self, *, seed: int = 0) -> RouterReport:
+        """What was seen so far.
+
+        Args:
+            seed: draws the permutations of the labels.
+
+        Raises:
+            ValueError: if no batch was taken.
+        """
+        if not self._kept:
+            raise ValueError("batches: expected at least one, got none")
+        seen = {name: torch.cat(parts) for name, parts in self._kept.items()}
+        undecided = seen["gap"] <= 2 * seen["rounding"]
+        loads = seen["loads"].sum(0)
+        complete = seen["complete"]
+        return RouterReport(
+            where=self.where,
+            tokens=len(complete),
+            k=self.k,
+            loads=tuple((loads / loads.sum().clamp(min=1)).tolist()),
+            gaps=seen["gap"],
+            undecided=int(undecided.sum()),
+            expected=_by_chance(seen["gap"], seen["rounding"]),
+            changed=float(1 - seen["stays"].mean()),
+            noise=self.noise,
+            dropped=float((~complete).double().mean()),
+            misled=float(seen["misled"].double().mean()),
+            level=(float(seen["level"].mean()), float(seen["level"].std(correction=0))),
+            spread=float(seen["spread"].mean().sqrt()),
+            gauge=math.nan if self.weight is None else gauge_share(self.weight),
+            dispatch={
+                name: told(torch.cat(parts), seen["first"], seed=seed, at=i)
+                for i, (name, parts) in enumerate(self._labels.items())
+            },
+        )
+
+
+def kept_gap(h: Float[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
+    """By how much the last of the k selected logits leads the first rejected one; infinite if none is rejected."""
+    top = h.topk(min(k + 1, h.shape[1]), 1).values
+    return top[:, k - 1] - top[:, k] if h.shape[1] > k else torch.full_like(top[:, 0], math.inf)
+
+
+def _by_chance(gap: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> float:
+    """Gaps within twice the rounding if gaps are exponential with the mean of those that are larger."""
+    decided = gap[gap > 2 * rounding]
+    return float(-torch.expm1(-2 * rounding / decided.mean()).sum()) if len(decided) else 0.0
+
+
+def told(label: Tensor, expert: Tensor, *, seed: int, at: int = 0) -> Dispatch:
+    """Eq. 6.1 of a dispatch, and of the same with the labels permuted.
+
+    Args:
+        label, expert: of each token; those with the expert -1 have none, and are left out.
+        seed, at: draw the permutations.
+
+    Raises:
+        ValueError: as `dispatch_counts`.
+    """
+    label, expert = label[expert >= 0], expert[expert >= 0]
+    label = torch.unique(label, return_inverse=True)[1]
+    entropy, rng = dispatch_entropy(label, expert), stream(seed, "permutations", at)
+    shuffled = [torch.from_numpy(rng.permutation(len(label))) for _ in range(PERMUTATIONS)]
+    blind = np.array([dispatch_entropy(label[order], expert) for order in shuffled])
+    p = (1 + int((blind <= entropy).sum())) / (1 + PERMUTATIONS)
+    return Dispatch(entropy, float(blind.mean()), float(blind.std()), p)
+
+
+def diagnose_router(
+    h: Float[Tensor, "n M"],
+    *,
+    k: int,
+    chosen: Bool[Tensor, "n M"] | None = None,
+    labels: Mapping[str, Tensor] | None = None,
+    x: Float[Tensor, "n d"] | None = None,
+    W: Float[Tensor, "M d"] | None = None,
+    noise: float = 0.01,
+    seed: int = 0,
+) -> RouterReport:
+    """What a router does, from its logits alone; for several batches see `RouterStream`.
+
+    Args:
+        h: logits of n tokens.
+        k: experts selected.
+        chosen: the experts that the tokens were sent to; by default those of the k largest logits.
+        labels: for each name a non-negative integer for each token.
+        x, W: what the router read and its vectors, both or neither: the rounding of the logits and the share of the
+            gauge are taken from them.
+        noise: standard deviation of the Gaussian noise whose effect is computed.
+        seed: draws the permutations of the labels.
+
+    Raises:
+        ValueError: for NaN logits, a k outside 1..M, hidden states of another width than the router's, logits that
+            are not those of x and W, or arguments for another number of tokens.
+    """
+    h = torch.as_tensor(h)
+    if h.ndim != 2 or not h.is_floating_point():
+        raise ValueError(f"h: expected a matrix of floating point logits, got {tuple(h.shape)} {h.dtype}")
+    router = RouterStream(h.shape[1], k, noise=noise)
+    rounding = None
+    if x is not None and W is not None:
+        exact, rounding = linear_logits(x, W)
+        router.weight = W
+        off = (h.double() - exact).abs().amax(1)
+        if bool((off > 2 * rounding).any()):
+            raise ValueError(f"h: expected the logits x W^T to rounding, got some that are {float(off.max()):.2g} off")
+    router.add(h, chosen=chosen, rounding=rounding, labels=labels)
+    return router.report(seed=seed)
+
+
+def linear_logits(
+    x: Float[Tensor, "n d"], W: Float[Tensor, "M d"], b: Float[Tensor, " M"] | None = None
+) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
+    """Logits `x W^T + b` in float64, and how far those computed in the precision of x may be from them.
+
+    A sum of d products is off by at most `(d + 1) eps` times the sum of their sizes.
+
+    Raises:
+        ValueError: for hidden states of another width than W, or NaN entries.
+    """
+    if x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
+        raise ValueError(f"x: expected hidden states of the width of W, {tuple(W.shape)}, got {tuple(x.shape)}")
+    eps = torch.finfo(x.dtype).eps
+    x, W = check.finite("x", x.detach()).double(), check.finite("W", W.detach()).double()
+    b = torch.zeros_like(W[:, 0]) if b is None else b.detach().double()
+    sizes = (x.abs() @ W.abs().T + b.abs()).amax(1)
+    return x @ W.T + b, (x.shape[1] + 1) * eps * sizes

@@ -1,0 +1,154 @@
+"""What a balancing loss reads: its gradient in the routers against that of its formula at the same logits."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from moe_theory.diagnose.arrays import linear_logits
+from moe_theory.diagnose.findings import Finding
+from moe_theory.diagnose.layers import Layer, Trace
+from moe_theory.models.rules import topk_set
+
+#: What a loss may pool before it multiplies loads by probabilities: tokens of one sequence or of all, in one layer or
+#: in all. The dimensions are those of (layers, sequences, tokens).
+POOLS = {
+    "each layer": (1, 2),
+    "all layers pooled": (0, 1, 2),
+    "each layer and sequence": (2,),
+    "each sequence, all layers pooled": (0, 2),
+}
+
+
+@dataclass(frozen=True)
+class BalanceReport:
+    """What a balancing loss reads.
+
+    Attributes:
+        where: its name in the model's output.
+        reads: the pool in `POOLS` whose loss has its gradient, "softmax twice" before one, "nothing" or "unknown".
+        off: for each candidate the distance of the gradients over the limit of rounding, in the farthest layer.
+        scale: coefficient of the gradient on that of the nearest candidate.
+        blind: distance of its gradient from that of "each layer", relative to the latter.
+    """
+
+    where: str
+    reads: str
+    off: dict[str, float]
+    scale: float
+    blind: float
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong."""
+        if self.reads in POOLS:
+            return []
+        off = min(self.off[name] for name in POOLS)
+        return [Finding("balance", self.where, off, 1, f"times its limit from its formula; it reads {self.reads}")]
+
+
+def balance_loss(
+    h: Float[Tensor, "l s t M"], sent: Bool[Tensor, "l s t M"], pool: tuple[int, ...], *, twice: bool = False
+) -> Float[Tensor, ""]:
+    """`M sum_m rho_m q_m`, the chapter on load, with loads and mean probabilities over a pool, averaged over pools.
+
+    Args:
+        h: logits of the tokens of some sequences in some layers; sent: the experts that they are sent to.
+        pool: the dimensions of (layers, sequences, tokens) that belong to one pool.
+        twice: whether the logits are put through a softmax before, by mistake.
+    """
+    h = h.softmax(-1) if twice else h
+    rho, q = sent.to(h).mean(pool), h.softmax(-1).mean(pool)
+    return h.shape[-1] * (rho * q).sum(-1).mean()
+
+
+def probe_balance(model: nn.Module, batch: dict, layers: list[Layer], k: int) -> list[BalanceReport]:
+    """Differentiates every balancing loss that a model returns, at one batch, in the routers alone.
+
+    What a router reads is held fixed, so that the gradient is that through its own logits.
+    """
+    batch = {key: value for key, value in batch.items() if key != "attention_mask"}  # padding counts here
+    sequences = len(next(iter(batch.values())))
+    with ExitStack() as stack, torch.enable_grad():
+        for layer in layers:
+            hook = layer.router.register_forward_pre_hook(lambda _, args: tuple(a.detach() for a in args))
+            stack.callback(hook.remove)
+        traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
+        output = model(**batch, output_router_logits=True)
+    found = []
+    for name, loss in output.items():
+        if not name.endswith("aux_loss") or loss is None:
+            continue
+        own = [layer for layer in layers if layer.name.startswith(name.removesuffix("aux_loss").removesuffix("_"))]
+        found.append(_report(name, loss, own, [traces[layer.name][0] for layer in own], sequences, k))
+    return found
+
+
+def _report(name: str, loss, layers: list[Layer], traces: list[Trace], sequences: int, k: int) -> BalanceReport:
+    """Compares the gradients in the vectors of some routers, each against the sizes that it is a sum of."""
+    vectors = [layer.W for layer in layers]
+    found = [torch.zeros_like(W) for W in vectors]
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        found = torch.autograd.grad(loss, vectors, allow_unused=True, materialize_grads=True)
+    found = torch.stack([g.double() for g in found])
+    x = torch.stack([t.x.detach().double().unflatten(0, (sequences, -1)) for t in traces])
+    sent = torch.stack([_wanted(t, k).unflatten(0, (sequences, -1)) for t in traces])
+    candidates = _candidates(layers, x, sent)
+    limit = _rounding(layers, x, sent, traces)
+    off = {key: float(((found - g).flatten(1).norm(dim=1) / limit).max()) for key, g in candidates.items()}
+    nearest, per_layer = candidates[min(off, key=off.get)], candidates["each layer"]
+    return BalanceReport(
+        where=name,
+        reads=_reads(off) if found.any() else "nothing",
+        off=off,
+        scale=float((found * nearest).sum() / nearest.square().sum()),
+        blind=float((found - per_layer).norm() / per_layer.norm()),
+    )
+
+
+def _reads(off: dict[str, float]) -> str:
+    """The nearest candidate if it is within rounding."""
+    nearest = min(off, key=off.get)
+    return nearest if off[nearest] <= 1 else "unknown"
+
+
+def _wanted(trace: Trace, k: int) -> Bool[Tensor, "n M"]:
+    """The experts a token was sent to, or would have been had there been room."""
+    complete = trace.chosen.sum(1, keepdim=True) == k
+    return torch.where(complete, trace.chosen, topk_set(trace.exact, k))
+
+
+def _candidates(
+    layers: list[Layer], x: Float[Tensor, "l s t d"], sent: Bool[Tensor, "l s t M"]
+) -> dict[str, Float[Tensor, "l M d"]]:
+    """The gradients in the routers' vectors of every loss that is known, in float64."""
+    W = torch.stack([layer.W.detach().double() for layer in layers]).requires_grad_()
+    b = torch.stack([W[i, :, 0].detach() * 0 if m.b is None else m.b.detach().double() for i, m in enumerate(layers)])
+    found = {}
+    for twice in (False, True):
+        for pool, dims in POOLS.items():
+            h = torch.einsum("lstd,lmd->lstm", x, W) + b[:, None, None]
+            loss = balance_loss(h, sent, dims, twice=twice)
+            found["softmax twice, " * twice + pool] = torch.autograd.grad(loss, W)[0]
+    return found
+
+
+def _rounding(
+    layers: list[Layer], x: Float[Tensor, "l s t d"], sent: Bool[Tensor, "l s t M"], traces: list[Trace]
+) -> Float[Tensor, " l"]:
+    """Limit of the rounding of a gradient `M/n sum_i pi_i (rho - <rho, pi_i>) x_i`, in single precision.
+
+    The n terms are at most `2 max rho |pi_i| |x_i|`; a probability is off by `2 delta + (M + 8) eps`, the sum of n
+    terms by n eps.
+    """
+    eps, M = torch.finfo(torch.float32).eps, sent.shape[-1]
+    n = sent[..., 0].numel()
+    largest = sent.double().mean(2).amax()
+    limits = []
+    for layer, trace, own in zip(layers, traces, x, strict=True):
+        h, rounding = linear_logits(own.flatten(0, 1).float(), layer.W, layer.b)
+        sizes = 2 * largest * h.softmax(1).norm(dim=1) * trace.x.double().norm(dim=1)
+        limits.append(M / n * (sizes * (2 * rounding + (M + 8 + n) * eps)).sum())
+    return torch.stack(limits)

@@ -1,0 +1,355 @@
+"""Small models of transformers with random weights, and ways to break their routers on purpose."""
+
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from tqdm import TqdmWarning
+
+from moe_theory import _validate as check
+from moe_theory.diagnose.layers import Layer, layers_of
+from moe_theory.models.rules import topk_set
+from moe_theory.streams import torch_stream
+
+#: Sizes that all of them share: symbols, width, hidden units of an expert, experts M.
+SYMBOLS, WIDTH, HIDDEN, EXPERTS = 64, 32, 48, 8
+
+COMMON = dict(
+    **dict(vocab_size=SYMBOLS, hidden_size=WIDTH, num_hidden_layers=2, max_position_embeddings=64),
+    **dict(num_attention_heads=2, num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0),
+)
+SWITCH = dict(
+    **dict(vocab_size=SYMBOLS, d_model=WIDTH, d_kv=16, d_ff=HIDDEN, num_heads=2, dropout_rate=0.0),
+    **dict(num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1),
+    **dict(decoder_start_token_id=0, pad_token_id=0),
+)
+
+
+class Family(NamedTuple):
+    """A family of models.
+
+    Attributes:
+        name: of its classes in transformers; head: what follows it in the name of the model's class.
+        count: its name for the number of experts; config: its other arguments.
+    """
+
+    name: str
+    head: str
+    count: str
+    config: dict
+
+
+FAMILIES = {
+    "Mixtral": Family("Mixtral", "ForCausalLM", "num_local_experts", COMMON | dict(intermediate_size=HIDDEN)),
+    "Qwen2-MoE": Family(
+        *("Qwen2Moe", "ForCausalLM", "num_experts"),
+        COMMON | dict(moe_intermediate_size=HIDDEN, shared_expert_intermediate_size=HIDDEN, norm_topk_prob=False),
+    ),
+    "Qwen3-MoE": Family(
+        *("Qwen3Moe", "ForCausalLM", "num_experts"),
+        COMMON | dict(moe_intermediate_size=HIDDEN, head_dim=16, norm_topk_prob=True),
+    ),
+    "OLMoE": Family(
+        *("Olmoe", "ForCausalLM", "num_experts"), COMMON | dict(intermediate_size=HIDDEN, norm_topk_prob=False)
+    ),
+    "Switch": Family("SwitchTransformers", "ForConditionalGeneration", "num_experts", SWITCH),
+}
+
+
+#: The first version of transformers whose models are known to record what is read here.
+LEAST = "5.23"
+
+
+def library() -> ModuleType:
+    """The library transformers, silent about what a model of random weights lacks.
+
+    Raises:
+        ImportError: if it is not there, or too old.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore", category=TqdmWarning):  # that a notebook has no progress bars
+            import transformers
+    except ImportError as error:
+        raise ImportError(
+            f'transformers: expected {LEAST} or later, got none; pip install "moe-theory[transformers]"'
+        ) from error
+    from packaging.version import Version  # the library needs it too
+
+    if Version(transformers.__version__) < Version(LEAST):
+        raise ImportError(
+            f"transformers: expected {LEAST} or later, got {transformers.__version__}; update, and restart"
+        )
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
+    """A model of a family with two blocks and eight experts, whose weights are drawn, `N(0, 1/n)` for n inputs.
+
+    Args:
+        family: one of `FAMILIES`; k: experts selected, for Switch always one.
+        seed: draws the weights.
+        config: further arguments of the family's configuration.
+
+    Raises:
+        ValueError: for an unknown family.
+        ImportError: as `library`.
+    """
+    transformers = library()
+    of = FAMILIES[check.choice("family", family, FAMILIES)]
+    own = {of.count: EXPERTS} | ({} if family == "Switch" else {"num_experts_per_tok": k})
+    with torch.random.fork_rng(devices=[]):  # the library draws weights of its own first
+        made = getattr(transformers, f"{of.name}Config")(**of.config | own | config)
+        model = getattr(transformers, of.name + of.head)(made)
+    rng = torch_stream(seed, "weights")
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.copy_(torch.randn(p.shape, generator=rng) / p.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def batches(family: str, number: int, *, seed: int = 0) -> list[dict[str, Tensor]]:
+    """Batches of 8 random texts of 32 symbols, as arguments of a model of the family."""
+    drawn = torch.randint(3, SYMBOLS, (number, 2, 8, 32), generator=torch_stream(seed, "inputs"))
+    second = ("decoder_input_ids",) if family == "Switch" else ()
+    return [dict(zip(("input_ids", *second), pair, strict=False)) for pair in drawn]
+
+
+#: Changes what a router returns: logits (n, M), gates and experts, these as numbers (n, k) or as a mask (n, M).
+Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class Fault(NamedTuple):
+    """A way to break a router.
+
+    Attributes:
+        says: what is wrong.
+        breaks: does it to a model, in place.
+        found: names of what is to be found.
+        families: in which it can be done; k: experts selected.
+    """
+
+    says: str
+    breaks: Callable[[nn.Module], None]
+    found: frozenset[str]
+    families: tuple[str, ...] = tuple(FAMILIES)
+    k: int = 2
+
+
+def rewritten(change: Change) -> Callable[[nn.Module], None]:
+    """What routers return goes through a change."""
+
+    def breaks(model: nn.Module) -> None:
+        for layer in layers_of(model):
+            layer.router.register_forward_hook(_hook(change, turned=layer.logits_at == 2))
+
+    return breaks
+
+
+def _hook(change: Change, *, turned: bool):
+    """Switch returns experts, gates and logits, the others logits, gates and experts."""
+
+    def hook(_, __, returned):
+        return change(*returned[::-1])[::-1] if turned else change(*returned)
+
+    return hook
+
+
+def _is_mask(h: Tensor, experts: Tensor) -> bool:
+    return experts.shape == h.shape
+
+
+def _gates(probabilities: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    """The gates of some experts from other probabilities, normalized if they were before."""
+    if _is_mask(probabilities, experts):
+        return (probabilities * experts).sum(-1, keepdim=True)
+    kept = probabilities.gather(-1, experts)
+    normalized = gates.shape[-1] > 1 and bool((gates.sum(-1) - 1).abs().max() < 1e-5)
+    return kept / kept.sum(-1, keepdim=True) if normalized else kept
+
+
+def _normalized(h, gates, experts):
+    return h, gates / gates.sum(-1, keepdim=True), experts
+
+
+def _over_all(h, gates, experts):
+    return h, h.softmax(-1).gather(-1, experts), experts
+
+
+def _sharpened(h, gates, experts):
+    return h, _gates((1.05 * h).softmax(-1), gates, experts), experts
+
+
+def _next_experts(h, gates, experts):
+    return h, gates, experts.roll(1, -1) if _is_mask(h, experts) else (experts + 1) % h.shape[-1]
+
+
+def _masked(h, gates, experts):
+    """Expert 0 is left out of the selection."""
+    others = torch.cat([torch.full_like(h[..., :1], -torch.inf), h[..., 1:]], -1)
+    if _is_mask(h, experts):
+        experts = topk_set(others, 1).to(experts.dtype)
+    else:
+        experts = others.topk(experts.shape[-1], -1).indices
+    return h, _gates(h.softmax(-1), gates, experts), experts
+
+
+@torch.no_grad()
+def _copied(model: nn.Module) -> None:
+    """Expert 1 becomes a copy of expert 0."""
+    for layer in layers_of(model):
+        parts = list(layer.experts.parameters())
+        if parts[0].ndim == 3:
+            for p in parts:
+                p[1] = p[0]
+        else:
+            one, other = list(layer.experts.children())[:2]
+            other.load_state_dict(one.state_dict())
+
+
+@torch.no_grad()
+def _zeroed(model: nn.Module) -> None:
+    for layer in layers_of(model):
+        layer.W.zero_()
+
+
+def _full(model: nn.Module) -> None:
+    for layer in layers_of(model):
+        layer.router.expert_capacity = 1
+
+
+def _counts_one(model: nn.Module) -> None:
+    model.num_experts_per_tok = 1
+
+
+DECODERS = tuple(name for name in FAMILIES if name != "Switch")
+FIRST = ("Qwen2-MoE", "OLMoE")  # a softmax over all comes first, and the configuration says so
+
+FAULTS = {
+    "renormalized top-1": Fault(
+        "one expert is selected, and its gate divided by itself",
+        rewritten(_normalized),
+        frozenset({"gradient", "config"}),
+        (*FIRST, "Switch"),
+        1,
+    ),
+    "normalized": Fault(
+        "kept gates are divided by their sum, which the configuration denies",
+        rewritten(_normalized),
+        frozenset({"config"}),
+        FIRST,
+    ),
+    "not normalized": Fault(
+        "kept gates are not divided by their sum, as the configuration says",
+        rewritten(_over_all),
+        frozenset({"config"}),
+        ("Qwen3-MoE",),
+    ),
+    "detached": Fault(
+        "no gradient flows through the gates",
+        rewritten(lambda h, gates, experts: (h, gates.detach(), experts)),
+        frozenset({"gradient"}),
+    ),
+    "second softmax": Fault(
+        "the balancing loss is handed probabilities for logits",
+        rewritten(lambda h, gates, experts: (h.softmax(-1), gates, experts)),
+        frozenset({"balance"}),
+    ),
+    "cut off": Fault(
+        "the balancing loss is handed logits without a gradient",
+        rewritten(lambda h, gates, experts: (h.detach(), gates, experts)),
+        frozenset({"balance"}),
+    ),
+    "one counted": Fault(
+        "two experts are selected, the balancing loss counts one",
+        _counts_one,
+        frozenset({"balance"}),
+        DECODERS,
+    ),
+    "sharper gates": Fault(
+        "the gates are those of logits 5 % larger",
+        rewritten(_sharpened),
+        frozenset({"gate"}),
+    ),
+    "gates exchanged": Fault(
+        "the two selected experts have each other's gates",
+        rewritten(lambda h, gates, experts: (h, gates.flip(-1), experts)),
+        frozenset({"gate"}),
+        DECODERS,
+    ),
+    "wrong experts": Fault(
+        "tokens go to the experts after those selected",
+        rewritten(_next_experts),
+        frozenset({"selection", "gate", "balance"}),
+    ),
+    "masked expert": Fault(
+        "one expert is left out of the selection",
+        rewritten(_masked),
+        frozenset({"selection", "dead", "balance"}),
+    ),
+    "copied expert": Fault("two experts have the same weights", _copied, frozenset({"twins"})),
+    "router at zero": Fault("all logits are equal", _zeroed, frozenset({"ties", "dead"})),
+    "no room": Fault("an expert takes one token of a sequence", _full, frozenset({"dropped"}), ("Switch",), 1),
+}
+
+
+@torch.no_grad()
+def _shifted(model: nn.Module) -> None:
+    """All router vectors of a layer move by one vector."""
+    for layer in layers_of(model):
+        layer.W.add_(torch.linspace(-1, 1, layer.W.shape[1]))
+
+
+@torch.no_grad()
+def _renumbered(model: nn.Module) -> None:
+    """The experts change their numbers, last to first."""
+    for layer in layers_of(model):
+        layer.W.copy_(layer.W.flip(0))
+        for group in _of_experts(layer):
+            for p, value in zip(group, [p.clone() for p in group][::-1], strict=True):
+                p.copy_(value)
+
+
+def _of_experts(layer: Layer) -> list[list[Tensor]]:
+    """For each kind of weight those of all experts, in their order."""
+    parts = list(layer.experts.parameters())
+    if parts[0].ndim == 3:
+        return [list(p.unbind()) for p in parts]
+    return [list(group) for group in zip(*(e.parameters() for e in layer.experts.children()), strict=True)]
+
+
+#: Changes that no function sees, or sees only the numbers of its experts change: nothing is to be found.
+CONTROLS = {
+    "as it is": Fault("nothing", lambda model: None, frozenset()),
+    "moved by the gauge": Fault("all router vectors of a layer move by one vector", _shifted, frozenset()),
+    "renumbered": Fault("the experts change their numbers", _renumbered, frozenset()),
+}
+
+
+def expected(fault: Fault, model: nn.Module, batches: list[dict[str, Tensor]]) -> frozenset[str]:
+    """What is to be found in a broken model.
+
+    A configuration that does not name a gate cannot be contradicted, and a random router may pass an expert by without
+    any fault: whether it does is counted in the logits that the model itself returns.
+    """
+    silent = getattr(model.config, "norm_topk_prob", None) is None
+    found = fault.found - {"config"} if silent else fault.found
+    return found | {"dead"} if starves(model, batches, fault.k) else found
+
+
+@torch.no_grad()
+def starves(model: nn.Module, batches: list[dict[str, Tensor]], k: int) -> bool:
+    """Whether an expert of some layer is never among those of the largest logits that the model returns."""
+    outputs = [model(**batch, output_router_logits=True) for batch in batches]
+    names = [name for name in outputs[0] if name.endswith("router_logits")]
+    k = 1 if "encoder_router_logits" in names else k
+    for name in names:
+        for layer in zip(*(output[name] for output in outputs), strict=True):
+            chosen = torch.cat([topk_set(h.flatten(0, -2), k) for h in layer])
+            if not chosen.any(0).all():
+                return True
+    return False

@@ -1,0 +1,306 @@
+"""What is broken on purpose is found, what is whole is not accused, and numbers are those of other routes."""
+
+import copy
+
+import pytest
+import torch
+
+from moe_theory.diagnose import FINDINGS, RouterStream, compare_routers, diagnose, diagnose_router
+from moe_theory.diagnose.arrays import linear_logits, told
+from moe_theory.diagnose.balance import POOLS, balance_loss
+from moe_theory.diagnose.probes import nearest_experts
+from moe_theory.models.rules import topk_set
+from moe_theory.theory.smoothing import keep_probability, route_probabilities
+
+DOUBLE = torch.float64
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_at_one_expert_the_set_is_kept_with_the_largest_routing_probability(scale):
+    h = randn(50, 8)
+    largest = route_probabilities(h, "gaussian", scale).gather(1, h.argmax(1, keepdim=True))[:, 0]
+    assert torch.allclose(keep_probability(h, 1, scale=scale), largest, atol=1e-14)
+
+
+@pytest.mark.parametrize("k", [2, 3, 7])
+def test_the_set_of_several_is_kept_as_often_as_in_random_draws(k):
+    h, draws = randn(3, 8), 200_000
+    noisy = h[:, None] + 0.7 * randn(3, draws, 8, seed=1)
+    share = (topk_set(noisy, k) == topk_set(h, k)[:, None]).all(-1).double().mean(1)
+    exact = keep_probability(h, k, scale=0.7)
+    assert ((share - exact).abs() < 5 * (exact * (1 - exact) / draws).sqrt()).all()
+
+
+def test_all_selected_is_kept():
+    assert (keep_probability(randn(5, 4), 4, scale=1.0) == 1).all()
+
+
+def test_batches_of_a_stream_are_one_batch():
+    h, label = randn(300, 6), torch.arange(300) % 5
+    whole = diagnose_router(h, k=2, labels={"class": label}, seed=3)
+    stream = RouterStream(6, 2)
+    for part, own in zip(h.split(70), label.split(70), strict=True):
+        stream.add(part, labels={"class": own})
+    again = stream.report(seed=3)
+    assert again.dispatch == whole.dispatch and torch.equal(again.gaps, whole.gaps)
+    for name in ("loads", "undecided", "changed", "spread"):
+        assert getattr(again, name) == pytest.approx(getattr(whole, name), rel=1e-12), name
+
+
+def test_a_dispatch_by_class_is_told_from_a_blind_one():
+    label = torch.arange(400) % 4
+    known, blind = told(label, label, seed=0), told(label, torch.arange(400) // 100, seed=0)
+    assert known.entropy == 0 and known.p == 1 / 200
+    assert blind.entropy == pytest.approx(torch.log(torch.tensor(4.0)).item(), rel=1e-6) and blind.p == 1
+
+
+def test_the_null_of_a_blind_dispatch_is_uniform():
+    """Of 200 blind dispatches 10 are expected below 5 %; 24 or more would happen once in 10,000 times."""
+    label = torch.arange(120) % 3
+    rng = torch.Generator().manual_seed(0)
+    p = [told(label, torch.randint(4, (120,), generator=rng), seed=s).p for s in range(200)]
+    assert sum(value <= 0.05 for value in p) < 24
+
+
+def test_equal_logits_are_ties_and_random_ones_are_not():
+    assert [f.name for f in diagnose_router(torch.zeros(200, 4), k=1).findings] == ["dead", "ties"]
+    assert not diagnose_router(randn(100, 4).float(), k=1).findings
+    coarse = randn(4000, 8).bfloat16()
+    assert diagnose_router(coarse, k=2).undecided > 40
+
+
+def test_dead_experts_need_enough_tokens():
+    h = randn(400, 8)
+    h[:, 3] = -100
+    assert [f.name for f in diagnose_router(h, k=1).findings] == ["dead"]
+    assert diagnose_router(h[:20], k=1).dead and not diagnose_router(h[:20], k=1).findings
+
+
+def test_dropped_and_misled_tokens_are_counted():
+    h = randn(100, 5)
+    chosen = topk_set(h, 2)
+    chosen[:10] = False
+    chosen[10:30] = chosen[10:30].roll(1, -1)
+    wrong = int((chosen[10:30] != topk_set(h[10:30], 2)).any(1).sum())
+    report = diagnose_router(h, k=2, chosen=chosen)
+    assert (report.dropped, report.misled) == pytest.approx((0.1, wrong / 100))
+
+
+def test_routers_compare_up_to_shift_and_numbers():
+    W = randn(6, 10)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    found = compare_routers(W, (W + randn(10, seed=1))[order])
+    assert found.raw > 1 and found.centred > 0.5 and found.matched < 1e-14
+    assert torch.equal(torch.tensor(found.order), order.argsort())
+    assert compare_routers(W, 1.1 * W).raw == pytest.approx(0.1 / (1.105) ** 0.5)
+
+
+def test_the_gauge_share_is_that_of_the_mean():
+    x, W = randn(20, 4), randn(3, 4)
+    moved = W - W.mean(0)
+    assert diagnose_router(x @ moved.T, k=1, x=x, W=moved).gauge < 1e-30
+    one = torch.ones(3, 4, dtype=DOUBLE)
+    assert diagnose_router(x @ one.T, k=1, x=x, W=one).gauge == pytest.approx(1)
+
+
+def test_logits_round_within_their_limit():
+    x, W = randn(500, 64).float(), randn(8, 64).float()
+    exact, rounding = linear_logits(x, W)
+    off = ((x @ W.T).double() - exact).abs().amax(1)
+    assert (off <= rounding).all() and off.max() > 0
+
+
+def test_pools_of_a_loss_agree_where_there_is_one():
+    h = randn(1, 1, 50, 4)
+    losses = {float(balance_loss(h, topk_set(h, 2), dims)) for dims in POOLS.values()}
+    assert max(losses) - min(losses) < 1e-12
+    h = torch.cat([h, randn(1, 1, 50, 4, seed=1)])
+    pooled, each = (balance_loss(h, topk_set(h, 2), POOLS[name]) for name in ("all layers pooled", "each layer"))
+    assert abs(pooled - each) > 1e-3
+
+
+def test_a_pooled_loss_does_not_see_layers_that_cancel():
+    """Each of two layers sends all to one expert; their mean load is even."""
+    h = torch.tensor([[[9.0, 0.0]], [[0.0, 9.0]]], dtype=DOUBLE)[:, None].requires_grad_()
+    sent = topk_set(h.detach(), 1)
+    for name, value, alive in (("all layers pooled", 1.0, False), ("each layer", 2.0, True)):
+        loss = balance_loss(h, sent, POOLS[name])
+        assert float(loss.detach()) == pytest.approx(value, rel=1e-3)
+        assert bool(torch.autograd.grad(loss, h)[0].abs().max() > 1e-6) is alive
+
+
+def test_the_nearest_experts_are_found():
+    f = randn(7, 5, 3)
+    f[:, 4] = f[:, 1] + 1e-3 * f[:, 1].flip(0)
+    one, other, distance = nearest_experts(f)
+    assert (one, other) == (1, 4) and distance < 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(h=torch.full((3, 2), torch.nan)), "h: expected finite numbers, got 6"),
+        (dict(h=torch.zeros(3)), r"h: expected a matrix of floating point logits, got \(3,\)"),
+        (dict(h=torch.zeros(3, 2, dtype=torch.long)), "h: expected a matrix of floating point logits, got"),
+        (dict(k=3), "k: expected at most M = 2 experts, got 3"),
+        (dict(k=0), "k: expected an integer >= 1, got 0"),
+        (dict(noise=0.0), "noise: expected a finite number > 0, got 0.0"),
+        (
+            dict(labels={"word": torch.zeros(2, dtype=torch.long)}),
+            "word: expected 3 entries, one for each token, got 2",
+        ),
+        (dict(chosen=torch.ones(2, 2).bool()), "chosen: expected 3 entries, one for each token, got 2"),
+        (dict(x=torch.zeros(3, 5), W=torch.zeros(2, 4)), r"x: expected hidden states of the width of W, \(2, 4\), got"),
+        (dict(x=torch.ones(3, 4), W=torch.ones(2, 4)), r"h: expected the logits x W\^T to rounding, got some that"),
+    ],
+)
+def test_bad_arrays_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        diagnose_router(**{"h": torch.eye(3, 2), "k": 1, **change})
+
+
+def test_bad_routers_are_named():
+    with pytest.raises(ValueError, match=r"V: expected a matrix of the shape of W, \(2, 3\), got \(3, 2\)"):
+        compare_routers(torch.ones(2, 3), torch.ones(3, 2))
+    with pytest.raises(ValueError, match="W: expected finite numbers, got 6"):
+        compare_routers(torch.full((2, 3), torch.nan), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="expected router vectors other than zero"):
+        compare_routers(torch.zeros(2, 3), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="batches: expected at least one, got none"):
+        RouterStream(3, 1).report()
+
+
+def test_bad_models_are_named():
+    with pytest.raises(ValueError, match="model: expected a model of transformers with mixture layers.*got Linear"):
+        diagnose(torch.nn.Linear(2, 2), [])
+
+
+# Models of transformers. The library is an extra.
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    pytest.importorskip("transformers")
+    from moe_theory.diagnose import tiny
+
+    return tiny
+
+
+NAMES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "Switch")
+FIRST = {"Qwen2-MoE", "OLMoE", "Switch"}
+
+
+def found_in(tiny, family, fault, seed):
+    model, batches = tiny.tiny(family, k=fault.k, seed=seed), tiny.batches(family, 2, seed=seed)
+    fault.breaks(model)
+    return diagnose(model, batches, seed=seed), tiny.expected(fault, model, batches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("family", NAMES)
+def test_whole_models_are_not_accused(tiny, family, seed):
+    for control in tiny.CONTROLS.values():
+        report, expected = found_in(tiny, family, control, seed)
+        assert report.named == expected <= {"dead"}
+        for gates in report.gates.values():
+            assert gates.gates == (("softmax_topk",) if family in FIRST else ("topk_softmax",))
+            assert gates.as_first > 0.01
+            assert gates.lowered == pytest.approx(gates.as_first if family in FIRST else 0, abs=1e-5)
+        pool = "each layer and sequence" if family == "Switch" else "all layers pooled"
+        assert {loss.reads for loss in report.balance} == {pool}
+        assert all(loss.scale == pytest.approx(1, abs=1e-4) for loss in report.balance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", NAMES)
+def test_every_fault_is_found_and_no_other(tiny, family):
+    for name, fault in tiny.FAULTS.items():
+        if family in fault.families:
+            report, expected = found_in(tiny, family, fault, 0)
+            assert report.named == expected, name
+            assert set(report.table()["claim"]) == {FINDINGS[kind].claim for kind in expected}
+
+
+def test_every_finding_has_a_fault_and_a_claim(tiny):
+    from moe_theory import claims
+
+    assert set().union(*(fault.found for fault in tiny.FAULTS.values())) == set(FINDINGS)
+    assert {kind.claim for kind in FINDINGS.values()} <= claims.registry().keys()
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "lost"),
+    [
+        ("Mixtral", {}, True),
+        ("Qwen3-MoE", {}, True),
+        ("Qwen3-MoE", {"norm_topk_prob": False}, False),
+        ("OLMoE", {}, False),
+    ],
+)
+def test_with_one_expert_a_normalized_gate_loses_the_gradient(tiny, family, config, lost):
+    """As it is computed, not only by the formula: the largest entry of the language loss's gradient in a router."""
+    model = tiny.tiny(family, k=1, **config)
+    (batch,) = tiny.batches(family, 1)
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    routers = [p for name, p in model.named_parameters() if name.endswith("gate.weight") and p.ndim == 2]
+    largest = max(float(p.grad.abs().max()) for p in routers)
+    assert (largest < 1e-8) is lost
+    assert (diagnose(model, batch).named == {"gradient"}) is lost
+
+
+def test_a_switch_without_dense_layers_has_no_balancing_loss(tiny):
+    """Version 5.23.0 leaves it out where every layer is sparse."""
+    model = tiny.tiny("Switch", num_sparse_encoder_layers=2, num_sparse_decoder_layers=2)
+    report = diagnose(model, tiny.batches("Switch", 1))
+    assert {loss.reads for loss in report.balance} == {"nothing"} and report.named == {"balance"}
+
+
+def test_a_second_softmax_is_named(tiny):
+    report, _ = found_in(tiny, "OLMoE", tiny.FAULTS["second softmax"], 4)
+    assert [loss.reads for loss in report.balance] == ["softmax twice, all layers pooled"]
+
+
+def test_a_model_is_left_as_it_was(tiny):
+    model = tiny.tiny("Switch").train()
+
+    def hooks():
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+    model(**tiny.batches("Switch", 1)[0], output_router_logits=True)  # the library leaves hooks of its own
+    own = hooks()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    diagnose(model, tiny.batches("Switch", 1))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(m.training for m in model.modules()) and hooks() == own
+    assert torch.equal(state, torch.get_rng_state()) and all(p.grad is None for p in model.parameters())
+
+
+def test_padding_and_labels(tiny):
+    model = tiny.tiny("Mixtral")
+    (batch,) = tiny.batches("Mixtral", 1)
+    mask = torch.ones_like(batch["input_ids"])
+    mask[:, 20:] = 0
+    labels = {"symbol": lambda b: b["input_ids"], "sequence": lambda b: torch.arange(8)[:, None].expand(8, 32)}
+    report = diagnose(model, {**batch, "attention_mask": mask}, labels=labels)
+    for router in report.routers.values():
+        assert router.tokens == 8 * 20 and router.dispatch.keys() == labels.keys()
+    with pytest.raises(ValueError, match="labels: expected 256 of 'word', one for each token, got 8"):
+        diagnose(model, batch, labels={"word": lambda b: torch.arange(8)})
+
+
+def test_bad_batches_are_named(tiny):
+    with pytest.raises(ValueError, match="batches: expected arguments of the model by name, got None"):
+        diagnose(tiny.tiny("OLMoE"), [])
+    with pytest.raises(ValueError, match="family: expected one of .*, got 'GPT'"):
+        tiny.tiny("GPT")
+    apart = tiny.tiny("OLMoE")
+    del apart.model.layers[1].mlp.experts
+    with pytest.raises(ValueError, match="model: expected router and experts side by side, got OlmoeSparseMoeBlock"):
+        diagnose(apart, tiny.batches("OLMoE", 1))
+    with pytest.raises(ValueError, match="model: expected a model of transformers"):
+        diagnose(tiny.tiny("OLMoE").model.layers[0].self_attn, [])
