@@ -153,13 +153,13 @@ def null_part(beta1: Float[Tensor, "k d"], step: Float[Tensor, "k d"], router: R
     """The part of a step of the router vectors that no function sees, to first order.
 
     It is the orthogonal projection, in the k d coordinates of the vectors, on the span of the common shifts and, on a
-    sphere, of the radii.
+    sphere, of the radii; in float64, and by a factorization that gives the same bits wherever its input lies in memory.
     """
     V = common_shifts(beta1, router)
     if router.sphere:
         V = torch.cat([V, torch.diag_embed(beta1.T).permute(2, 1, 0)])
-    V = V.flatten(1).T
-    return (V @ torch.linalg.lstsq(V, step.reshape(-1, 1)).solution).view_as(step)
+    Q = torch.linalg.qr(V.flatten(1).T.double()).Q
+    return (Q @ (Q.T @ step.reshape(-1, 1).double())).to(step.dtype).view_as(step)
 
 
 def held(start: Float[Tensor, "k d"], end: Float[Tensor, "k d"], router: Router) -> Float[Tensor, "k d"]:
