@@ -50,6 +50,7 @@ PURPOSES = {
     "resampling": "bootstrap samples",
     "routing noise": "noise added to logits in training",
     "test noise": "noise added to logits in an evaluation; a stream for each step at which one is made",
+    "hash": "the multipliers of a hash of inputs",
     "chapter": "what a chapter draws itself: its number, and one of its own for each use",
 }
 

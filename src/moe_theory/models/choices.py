@@ -16,6 +16,7 @@ from moe_theory import _validate as check
 from moe_theory.models.routers import ROUTERS
 from moe_theory.models.rules import Rule, gumbel, known, topk_softmax
 from moe_theory.models.soft import Nets
+from moe_theory.streams import torch_stream
 
 HEAD_WIDTH = 4  # hidden units of each head of the multi-headed router
 SCORES = (*ROUTERS, "heads", "none")
@@ -89,7 +90,7 @@ class Choice:
 
 def hashed(x: Float[Tensor, "*batch d"], M: int) -> Float[Tensor, "*batch M"]:
     """M numbers in [0, 1) to an input that depend on all its bits and on nothing else, the same on every machine."""
-    rng = torch.Generator().manual_seed(0)
+    rng = torch_stream(0, "hash")
     odd = 2 * torch.randint(2**30, (x.shape[-1], M), generator=rng) + 1
     bits = x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()]).long()
     key = (bits[..., None] * odd.to(x.device)).sum(-2)  # integers wrap around: no rounding
