@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from moe_theory import claims
 from moe_theory.experiments import which_router as which
 from moe_theory.experiments.router_tasks import N_TEST, TRIALS, Part, sampled
+from moe_theory.measure.pairs import holm
 from moe_theory.measure.selection import effective_experts, shaken, together
 from moe_theory.models import choices
 from moe_theory.models.choices import Choice, ChosenMoE, Form, PlainNet, hashed
-from moe_theory.models.rules import softmax_topk
+from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.streams import torch_stream
+from moe_theory.theory import coselection
 from moe_theory.training.paired import Adam, descend
 
 FORM, RNG = Form(6, hidden=3), partial(torch_stream, 0, "routing noise")
@@ -181,3 +184,46 @@ def test_bad_choices_are_named():
 def test_data_of_several_seeds_stand_in_their_places():
     sets = which.data("tokens", [0, 2])
     assert isinstance(sets.test, Part) and torch.equal(sets.test.x[1], sampled("tokens", 2)[1].x)
+
+
+def test_holm_by_hand_and_bad_input():
+    assert holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.5]).tolist() == pytest.approx([1.0, 1.0])
+    with pytest.raises(ValueError, match="^p: expected numbers from 0 to 1"):
+        holm([1.2])
+
+
+@pytest.mark.parametrize("scores", ["linear", "perturbed", "cosine"])
+def test_null_directions_of_islands(scores):
+    for rule, k, islands in ((topk_softmax, 2, True), (softmax_topk, 1, False)):
+        moe, x = coselection.islands(scores, rule, k, 3, (3, 3), dead=1, seed=4)
+        pi, _ = moe.gates(x[None], RNG())
+        sizes = together(pi[0] > 0).bincount().tolist() if islands else [7]
+        assert coselection.measured_nullity(moe, x) == coselection.router_nullity(scores, 3, sizes)
+
+
+def test_jacobian_of_the_router_is_that_of_finite_differences():
+    moe, x = coselection.islands("linear", softmax_topk, 2, 3, (4,), seed=1)
+    J, step = coselection.router_jacobian(moe, x[:5]), 1e-6
+    with torch.no_grad():
+        value = moe(x[None, :5, None], RNG())[0][0, :, 0]
+        moe.router.W[0][0, 0, 2, 1] += step
+        moved = moe(x[None, :5, None], RNG())[0][0, :, 0]
+    torch.testing.assert_close(J[:, 2 * 3 + 1], (moved - value) / step, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_islands_and_links_are_named():
+    with pytest.raises(ValueError, match="^sizes: expected one or two"):
+        coselection.islands("linear", topk_softmax, 2, 3, (1, 3))
+    with pytest.raises(ValueError, match="^scores: expected one of"):
+        coselection.component_nullity("heads", 3, 2)
+    with pytest.raises(ValueError, match="^claim_id: expected an id"):
+        claims.link("book-nothing")
+
+
+def test_links_lead_to_the_chapter_of_the_card():
+    assert claims.link("smooth-prop-1").startswith('<a href="14_order_of_operations.html#claim-smooth-prop-1">')
+
+
+def test_least_squares_solves_one_function_to_the_noise():
+    assert all(0 < e < 0.05 for e in which.least_squares("one function"))

@@ -55,3 +55,17 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     while not excludes(most):
         most *= 2
     return 2 + bisect_left(range(2, most), True, key=excludes)
+
+
+def holm(p) -> np.ndarray:
+    """p-values adjusted so that all those at most a level are right together, with that level's error (Holm 1979).
+
+    Raises:
+        ValueError: for numbers outside 0 to 1.
+    """
+    p = np.asarray(p, float)
+    if not ((p >= 0) & (p <= 1)).all():
+        raise ValueError(f"p: expected numbers from 0 to 1, got {p.tolist()}")
+    order = p.argsort()
+    stepped = np.maximum.accumulate(np.minimum(p[order] * np.arange(len(p), 0, -1), 1))
+    return stepped[order.argsort()]
