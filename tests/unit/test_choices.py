@@ -60,7 +60,7 @@ def test_hash_reads_every_bit_and_spreads_evenly():
 
 def test_start_samples_selects_the_nearest_and_zero_is_zero():
     x = inputs(2, 50)[:, :, 0]
-    moe = ChosenMoE(FORM, Choice(start="samples"), 8, [0, 1], x[:, :8])
+    moe = ChosenMoE(FORM, Choice(start="samples"), 8, [0, 1], samples=x[:, :8])
     assert torch.equal(moe.scores(x).argmax(-1), torch.cdist(x, x[:, :8]).argmin(-1))
     assert not ChosenMoE(FORM, Choice(start="zero"), 8, [0]).scores(x[:1]).any()
 

@@ -116,7 +116,7 @@ def network(task: str, router: str, seeds: list[int], train: Part) -> nn.Module:
     samples = None
     if choice.start == "samples":
         samples = (train.x.sum(2) if trial.form.whole else train.x.flatten(1, 2))[:, :M]
-    return ChosenMoE(trial.form, choice, M, seeds, samples)
+    return ChosenMoE(trial.form, choice, M, seeds, samples=samples)
 
 
 def example_losses(net: nn.Module, signs: bool, x: Tensor, y: Tensor, rng: torch.Generator):
@@ -151,7 +151,7 @@ def trained(task: str, router: str, seeds: list[int], settings: list[tuple[float
 
 
 @torch.no_grad()
-def tested(net: nn.Module, signs: bool, test: Part, seed: int) -> dict:
+def tested(net: nn.Module, signs: bool, test: Part, *, seed: int) -> dict:
     """Losses and errors on the test set, and what the router does there; lists over the R networks.
 
     `error` is the share of wrong signs where labels are signs, and else the mean squared error, 1 for a constant.
@@ -178,7 +178,9 @@ def pilot(task: str, router: str, steps: int) -> tuple[int, list[float]]:
     seeds = [PILOT] * len(SETTINGS)
     sets = data(task, seeds)
     net, _ = trained(task, router, seeds, SETTINGS, sets, steps)
-    found = tested(net, TRIALS[task].signs, sets.test, PILOT)["loss"].nan_to_num(nan=1e9, posinf=1e9).clamp(max=1e9)
+    found = (
+        tested(net, TRIALS[task].signs, sets.test, seed=PILOT)["loss"].nan_to_num(nan=1e9, posinf=1e9).clamp(max=1e9)
+    )
     return int(found.argmin()), found.tolist()
 
 
@@ -194,7 +196,7 @@ def row(key: dict) -> dict:
     net, _ = trained(task, router, SEEDS, [SETTINGS[best]] * len(SEEDS), sets, steps)
     losses = partial(_losses_and_sets, net, TRIALS[task].signs)
     moved = shaken(net, losses, (sets.train.x, sets.train.y), STEP, draws=DRAWS, batch=SHAKEN, seed=SEEDS[0])
-    values = {"best": best, "pilots": means, **live(key), **tested(net, TRIALS[task].signs, sets.test, SEEDS[0])}
+    values = {"best": best, "pilots": means, **live(key), **tested(net, TRIALS[task].signs, sets.test, seed=SEEDS[0])}
     return rounded(values | moved._asdict(), DIGITS)
 
 

@@ -116,6 +116,7 @@ class ChosenMoE(nn.Module):
         choice: Choice,
         experts: int,
         seeds: Sequence[int],
+        *,
         samples: Float[Tensor, "R M d"] | None = None,
     ):
         super().__init__()
