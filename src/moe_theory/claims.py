@@ -216,6 +216,20 @@ def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: st
     return Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, criterion, notes)
 
 
+def link(claim_id: str) -> str:
+    """A link from one chapter to a claim's card in its own, and the verdict; ValueError for an unknown id.
+
+    The chapters' names are those of the files of mutants.
+    """
+    if claim_id not in registry():
+        raise ValueError(f"claim_id: expected an id of the registry, got {claim_id!r}")
+    row = registry()[claim_id]
+    stems = {p.name[:2]: p.name.removesuffix(".yml") for p in files("moe_theory").joinpath("mutants").iterdir()}
+    name, verdict = f"<code>{claim_id}</code>", row.get("verdict", "open")
+    page = stems.get(row["chapter"])
+    return (f'<a href="{page}.html#claim-{claim_id}">{name}</a>' if page else name) + f" ({verdict})"
+
+
 def collect(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]]) -> dict:
     """The ledger: every claim of the registry, with the card that executed notebooks hold for it.
 

@@ -52,6 +52,7 @@ PURPOSES = {
     "probes": "the directions in which a layer's output is differentiated",
     "routing noise": "noise added to logits in training",
     "test noise": "noise added to logits in an evaluation; a stream for each step at which one is made",
+    "hash": "the multipliers of a hash of inputs",
     "chapter": "what a chapter draws itself: its number, and one of its own for each use",
 }
 

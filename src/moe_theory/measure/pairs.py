@@ -87,3 +87,17 @@ def decisions(gaps: Mapping[str, pd.Series], digits: int, *, most: int = 1_000) 
         lines[name] = mean, f"{low} to {high}", ("undecided", "above 0", "below 0")[sign], needed
     columns = ["mean", "95 % interval", "decided", "seeds that would decide"]
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
+
+
+def holm(p) -> np.ndarray:
+    """p-values adjusted so that all those at most a level are right together, with that level's error (Holm 1979).
+
+    Raises:
+        ValueError: for numbers outside 0 to 1.
+    """
+    p = np.asarray(p, float)
+    if not ((p >= 0) & (p <= 1)).all():
+        raise ValueError(f"p: expected numbers from 0 to 1, got {p.tolist()}")
+    order = p.argsort()
+    stepped = np.maximum.accumulate(np.minimum(p[order] * np.arange(len(p), 0, -1), 1))
+    return stepped[order.argsort()]
