@@ -136,6 +136,7 @@ SLOW = {  # smoke profiles of more than about a second
     "images_baselines",
     "images_cnn",
     "images_latent",
+    "images_longer",
     "languages",
     "many_draws",
     "moe_balanced",
@@ -340,6 +341,7 @@ def test_the_first_window_of_a_long_training_tells_the_truth(rule, k):
     [
         ("images_cnn", dict(model="moe", task="rotated", seed=2)),
         ("images_latent", dict(model="single", task="rotated", seed=1)),
+        ("images_longer", dict(model="wide", task="rotated", seed=1)),
         ("image_functions", dict(reads="v and z", frozen="head", seed=1)),
     ],
 )

@@ -32,6 +32,7 @@ EXPERTS = 4
 SEEDS, FEWER_SEEDS = range(8), range(3)
 N_TRAIN, N_TEST, SIDE, NOISE = 8_000, 2_000, 16, 0.5
 WIDTH, RATE, BATCH, STEPS = 8, 0.01, 128, 600  # the rate is that of experts and single networks
+LONGER = 4 * STEPS
 ROUTER_RATE, BALANCE = 0.01, 1e-3  # the paper's are 1e-4, over some 50 times as many steps, and 1e-3
 POINTS, LIVE, DIGITS = 4, 20, 5
 MODELS = ("single", "moe")
@@ -50,9 +51,14 @@ def latent_grid() -> list[dict]:
     return _grid(MODELS, tasks=["rotated"], seeds=FEWER_SEEDS)
 
 
-def _grid(models, *, tasks=("plain", "rotated"), seeds=SEEDS) -> list[dict]:
+def longer_grid() -> list[dict]:
+    """Single, wide and as a mixture, on -Rotate, for four times the steps."""
+    return _grid(["single", "wide", "moe"], tasks=["rotated"], seeds=FEWER_SEEDS, steps=LONGER)
+
+
+def _grid(models, *, tasks=("plain", "rotated"), seeds=SEEDS, steps=STEPS) -> list[dict]:
     """Every task, seed and model."""
-    key = dict(data="fashion-mnist", network="CNN", steps=STEPS)
+    key = dict(data="fashion-mnist", network="CNN", steps=steps)
     every = itertools.product(tasks, seeds, models)
     return [{**key, "model": model, "task": task, "seed": seed} for task, seed, model in every]
 
