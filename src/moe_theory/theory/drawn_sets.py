@@ -93,6 +93,18 @@ def overlap(h: Float[Tensor, " M"], k: int, gate: str) -> float:
     return float(mean_gates(h, pl.subsets(len(h), k), gate).square().sum())
 
 
+def anew_bound(problem: Problem, k: int, gates: Callable, gate: str, alpha: float) -> float:
+    """`2 alpha N / n |E gate| max |gate|`, for lambda_1 = G = 1 and sets drawn anew, the largest over the draws.
+
+    Args:
+        gates: gives the gates of `problem`'s logits and noise; called with h, k and the noise.
+        gate: its name among `plackett_luce.GATES`.
+    """
+    drawn = gates(problem.h.expand(problem.noise.shape), k, problem.noise)
+    steps = problem.index.shape[1]
+    return 2 * alpha * steps / len(DATA) * overlap(problem.h, k, gate) ** 0.5 * float(drawn.norm(dim=-1).max())
+
+
 def equal_logits(x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, steps: int, rng: torch.Generator) -> Problem:
     """M experts with equal logits: all 4^N sequences of visits, each with noise of its own."""
     index = torch.cartesian_prod(*[torch.arange(len(DATA))] * steps).reshape(-1, steps)
