@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import tomllib
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -86,6 +87,29 @@ def _computed(verdict: ast.expr) -> bool:
 def test_a_literal_verdict_is_seen():
     for text, computed in (("'holds'", False), ("'holds' if True else 'fails'", False), ("'a' if x else 'b'", True)):
         assert _computed(ast.parse(text, mode="eval").body) is computed
+
+
+def _warnings(source: str, name: str) -> list[str]:
+    """What the compiler says of a source, such as that a backslash escapes nothing, which a later Python may refuse."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compile(source, name, "exec", dont_inherit=True)
+    return [f"{name}: {w.message}" for w in said]
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS, *sorted(PACKAGE.rglob("*.py"))], ids=lambda p: p.stem)
+def test_code_compiles_without_a_warning(path):
+    if path.suffix == ".py":
+        assert not _warnings(path.read_text(), path.name)
+    else:
+        code = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        assert not [said for cell in code for said in _warnings(cell.source, cell.id)]
+
+
+def test_a_warning_of_the_compiler_is_seen():
+    assert not _warnings(r"x = r'\s' + '\\s'", "good")
+    for bad in (r"x = '\s'", r"x = f'\l{1}'", "x = 1 is 1"):
+        assert len(_warnings(bad, "bad")) == 1
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
