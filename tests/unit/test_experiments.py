@@ -148,6 +148,7 @@ SLOW = {  # smoke profiles of more than about a second
     "outcome",
     "sparse_at_length",
     "sparse_training",
+    "voronoi_batches",
     "voronoi_bounds",
     "voronoi_lse",
     "voronoi_starts",

@@ -81,9 +81,10 @@ class Problems(NamedTuple):
             return self
         return Problems(self.U[which], self.X[which], self.y[which], self.phi)
 
-    def rows(self, which: Int[Tensor, " m"]) -> "Problems":
-        """The examples named, of every problem."""
-        return Problems(self.U[:, which], self.X[:, which], self.y[:, which], self.phi)
+    def rows(self, which: Int[Tensor, "B m"]) -> "Problems":
+        """The examples named, of every problem its own."""
+        of = torch.arange(len(self.y), device=which.device)[:, None]
+        return Problems(self.U[of, which], self.X[of, which], self.y[of, which], self.phi)
 
 
 def problems(x: Float[Tensor, "B n d"], y: Float[Tensor, "B n"], router: Router, expert: str) -> Problems:
