@@ -46,7 +46,7 @@ COMPARED = ("linear", "cosine", "perturbed")  # the routers of the grids: a new 
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
 EPOCHS, RATE = 10, 0.1  # of E.1
 DRAWS = 60  # from the law of the losses after so many steps
-TOGETHER = 10  # repetitions of `batches`
+TOGETHER, LARGEST = 10, 21_544  # repetitions and size of `batches`, for their cost
 N_STARTS = 10  # data sets of size FROM that are fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 DIGITS = 6  # of what is stored
@@ -110,10 +110,10 @@ def sgd() -> list[dict]:
 
 
 def batches() -> list[dict]:
-    """Figures 1 and 2 by batches of 100 from the two nearer starts; `TOGETHER` repetitions make a row."""
+    """Figures 1 and 2 by batches of 100 from the two nearer starts, up to `LARGEST`; `TOGETHER` make a row."""
     pairs = [dict(figure=f, router=r) for f, figure in FIGURES.items() for r in figure.routers]
     more = list(READINGS.values())[3:]
-    return [dict(**pair, **how, n=n, reps=TOGETHER) for n in SIZES for how in more for pair in pairs]
+    return [dict(**pair, **how, n=n, reps=TOGETHER) for n in SIZES if n <= LARGEST for how in more for pair in pairs]
 
 
 def smoke(grid: list[dict]) -> list[dict]:
@@ -290,6 +290,29 @@ def by_repetition(rows: pd.DataFrame) -> pd.DataFrame:
     kinds = ["L2_start", "L3_start", "L2", "L3"]
     single = rows.assign(truth="paper", rep=[list(range(reps)) for reps in rows["reps"]]).explode(["rep", *kinds])
     return single.astype(dict.fromkeys(kinds, float) | dict(rep=int))
+
+
+def checked(figures: tuple[str, ...]) -> list[dict]:
+    """Keys of rows of `sgd` that a chapter computes again: of each router and start one with few examples at least."""
+    at = ((1e-4, 1_000), (1e-4, 4_642), (1e-2, 2_154), (NEAR, 1_000))
+    return [
+        dict(figure=f, truth="paper", router=r, near=near, n=n, rep=0)
+        for f in figures
+        for r in FIGURES[f].routers
+        for near, n in at
+    ]
+
+
+def approximation(figure: str, kind: str, seed: int) -> tuple[float, float]:
+    """The best fit of a router without noise to data from the paper's truth under the linear one, from a near start.
+
+    Returns:
+        Its loss L_3, and the distance of its function from the true one.
+    """
+    G, x, expert = truth("paper"), uniform_inputs(5_000, D, seed + 1), FIGURES[figure].expert
+    y, (start, _) = regression_function(G, x, ROUTERS["linear"](), expert), near(G, K, NEAR, seed)
+    fit = least_squares(x[None], y[None], [start], ROUTERS[kind](), expert, tolerance=1e-3, steps=40)
+    return losses(normalized(fit.G[0], G), G)["L3"], float((fit.sse[0] / len(x)).sqrt())
 
 
 def slopes(rows: pd.DataFrame, figure: str) -> dict[str, dict[str, Exponent]]:

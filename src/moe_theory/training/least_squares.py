@@ -83,8 +83,10 @@ class Problems(NamedTuple):
 
     def rows(self, which: Int[Tensor, "B m"]) -> "Problems":
         """The examples named, of every problem its own."""
-        of = torch.arange(len(self.y), device=which.device)[:, None]
-        return Problems(self.U[of, which], self.X[of, which], self.y[of, which], self.phi)
+        B, n = self.y.shape
+        flat = (which + n * torch.arange(B, device=which.device)[:, None]).flatten()
+        some = [a.flatten(0, 1).index_select(0, flat).unflatten(0, which.shape) for a in (self.U, self.X, self.y)]
+        return Problems(*some, self.phi)
 
 
 def problems(x: Float[Tensor, "B n d"], y: Float[Tensor, "B n"], router: Router, expert: str) -> Problems:
