@@ -262,6 +262,7 @@ def test_speed_is_read_from_where_it_is_written():
             dict(figure="2b", router="perturbed", near=1e-4, n=1000, rep=5),
             ["L3_start", "L3", "expert", "regression"],
         ),
+        ("voronoi_batches", dict(figure="1b", router="perturbed", near=1e-4, n=1000), ["L2_start", "L2", "L3"]),
         ("baselines", dict(task="gaussians"), ["test_accuracy"]),
         ("one_too_many", dict(router="cosine", phi="tanh", k=3, n=1000, rep=1), ["sse", "expert", "direction"]),
         ("contact", dict(router="perturbed", expert="tanh", split="across", gap=0.1), ["distance"]),
