@@ -19,7 +19,7 @@ from PIL import Image
 from pybtex.database import parse_file
 
 from moe_theory._html import typeset
-from moe_theory.claims import MIME, NEWS, PAPERS, VERDICTS, Card, registry
+from moe_theory.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, Card, registry
 
 #: What the front page says first: a claim, and what the book found about it.
 FINDINGS = {
@@ -182,7 +182,18 @@ def counts(ledger: dict) -> str:
         if ledger["counts"][v]
     ]
     head = "<thead><tr><th>verdict</th><th>claims</th><th>meaning</th></tr></thead>"
-    return f'<table class="counts">{head}<tbody>{"".join(rows)}</tbody></table>\n'
+    return f'<table class="counts">{head}<tbody>{"".join(rows)}</tbody></table>\n{criteria()}\n'
+
+
+def criteria() -> str:
+    """How many tables, figures and experiments were judged by a criterion that is older than their numbers."""
+    when = Counter(row["criterion_set"] for row in registry().values() if "criterion_set" in row)
+    before, after = (when[name] for name in CRITERION_SET)
+    return (
+        f"<p>{before + after} tables, figures and experiments are judged by a criterion. That of {before} was set "
+        f"before their numbers were known; that of {after} was set or changed when they were: such a card guards a "
+        "finding, and tests no prediction. Each row of the registry says which.</p>"
+    )
 
 
 def findings(ledger: dict) -> str:
@@ -309,9 +320,12 @@ def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
         "colleagues: where one of our readings is wrong, its check should be shown to fail. Of a residual of rounding "
         "only its limit is shown, such as $10^{-12}$.\n",
     ]
+    rows = [row for row in ledger["claims"] if row["verdict"] in WEIGHED]
     for verdict, heading in WEIGHED.items():
-        rows = [row for row in ledger["claims"] if row["verdict"] == verdict]
-        out += [f"## {heading}\n"] * bool(rows) + [_erratum(row, known) for row in rows]
+        theirs = [row for row in rows if row["verdict"] == verdict and row["paper"] != "book"]
+        out += [f"## {heading}\n"] * bool(theirs) + [_erratum(row, known) for row in theirs]
+    ours = [row for row in rows if row["paper"] == "book"]
+    out += ["## Our own predictions that came out otherwise\n"] * bool(ours) + [_erratum(row, known) for row in ours]
     return "\n".join(out) + "\n"
 
 

@@ -49,6 +49,7 @@ CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
 MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_enable_extensions"]), RendererHTML)
 NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
 DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
+TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
 PAGES = ("index", "notation", "running", "api", "ledger", "map", "errata", "references")  # the others are notebooks
 QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
@@ -137,16 +138,23 @@ class References:
     def page(self, stem: str) -> str:
         return f"{self.site}{'book' if stem in PAGES else 'notebooks'}/{stem}.html"
 
+    @staticmethod
+    def _known(of: dict, role: str, target: str):
+        if target not in of:
+            raise ValueError(f"role {role!r}: nothing in the book is called {target!r}")
+        return of[target]
+
     def role(self, name: str, text: str, here: str) -> str:
-        """Plain Markdown for one role; ValueError for a role or target that is not known."""
+        """Plain Markdown for one role, or for one with its own text, `text <target>`; ValueError for an unknown one."""
         if name.startswith("cite"):
-            return "(" + "; ".join(self.citations[key.strip()] for key in text.split(",")) + ")"
+            return "(" + "; ".join(self._known(self.citations, name, key.strip()) for key in text.split(",")) + ")"
+        own, target = TITLED.fullmatch(text).group("own", "target")
         if name == "doc":
-            stem = text.split("/")[-1]
-            return f"[{self.titles[stem]}]({self.page(stem)})"
+            stem = target.split("/")[-1]
+            return f"[{own or self._known(self.titles, name, stem)}]({self.page(stem)})"
         if name in ("eq", "ref", "prf:ref", "numref"):
-            heading, stem = self.labels[text]
-            return heading if stem == here else f"[{heading}]({self.page(stem)})"
+            heading, stem = self._known(self.labels, name, target)
+            return own or heading if stem == here else f"[{own or heading}]({self.page(stem)})"
         raise ValueError(f"role {name!r}: no plain form is known")
 
 

@@ -32,7 +32,7 @@ VERDICTS = {
     "reproduced": "table or figure within a stated tolerance",
     "differs": "not reproduced: ours, theirs and the likely reason side by side",
     "trend": "asymptotic: a fitted exponent with its confidence interval",
-    "untested": "the claim's setting cannot be had here; what was done instead is shown as that",
+    "untested": "the setting cannot be had here, or is not named and no choice met it; what was done is shown as that",
 }
 
 #: Verdicts that say something the paper does not; each gets a place on the errata page.

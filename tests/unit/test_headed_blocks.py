@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacrev
 
-from moe_theory.models.rules import gumbel, sampled_topk
+from moe_theory.models.rules import gumbel, sampled_topk, topk_set
 from moe_theory.theory import drawn_sets
 from moe_theory.theory import headed_blocks as hb
 from moe_theory.theory import plackett_luce as pl
@@ -105,3 +105,27 @@ def test_drawn_sets():
         assert drawn_sets.overlap(problem.h, 6, gate) == pytest.approx(float(problem.h.softmax(0).square().sum()))
     p = pl.inclusion_by_sets(problem.h, 3)
     assert drawn_sets.overlap(problem.h, 3, "all") == pytest.approx(float((p * problem.h.softmax(0)).square().sum()))
+
+
+@pytest.mark.parametrize("M, K, N", [(3, 1, 3), (3, 2, 2), (4, 4, 3), (8, 4, 1)])
+def test_sets_drawn_anew(M, K, N):
+    loss, x, y = drawn_sets.fresh_witness(N)
+    problem = drawn_sets.equal_logits(x, y, M, N, torch.Generator().manual_seed(1))
+    assert len({tuple(visits) for visits in problem.index.tolist()}) == len(problem.index) == 4**N
+    alpha = K / (4 * loss.curvature)
+    eps = drawn_sets.fresh_stability(problem, K, alpha, loss)
+    assert eps == pytest.approx(2 * alpha * N / (4 * M), rel=1e-12)
+    bound = drawn_sets.fresh_bound(alpha, loss.curvature, K, M, N, 4)
+    by_hand = 2 * alpha / 4 * sum((1 + (K - 1) / (4 * M)) ** t for t in range(N)) / M
+    assert bound == pytest.approx(min(by_hand, 2 * alpha * N / 4 / (K * M) ** 0.5), rel=1e-12)
+    assert eps <= bound * (1 + 1e-12)
+
+
+def test_one_fresh_set_has_the_mean_of_its_shifts():
+    rng = torch.Generator().manual_seed(2)
+    loss, x, y = drawn_sets.random_points(rng)
+    one = drawn_sets.equal_logits(x, y, 5, 2, rng)
+    many = one._replace(index=one.index.repeat(2000, 1), noise=gumbel((32_000, 3, 5), rng, x.dtype))
+    gates = topk_set(many.noise, 2).double() / 2
+    single, _ = drawn_sets.stability(many, gates, 2.0)
+    assert drawn_sets.fresh_stability(many, 2, 2.0, loss) == pytest.approx(single, rel=0.03)

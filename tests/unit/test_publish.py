@@ -28,6 +28,9 @@ def plain(source):
         ("{cite:p}`chen2022,nguyen2025`", "(Chen et al., 2022; Nguyen et al., 2025)"),
         ("{doc}`../book/running`", "[Running](../book/running.html)"),
         ("{doc}`speed`", "[How fast](../notebooks/speed.html)"),
+        ("{doc}`how it runs <../book/running>`", "[how it runs](../book/running.html)"),
+        ("{prf:ref}`as shown\nthere <thm-a>`", "[as shown there](../notebooks/02_two.html)"),
+        ("{ref}`above <eq-a>`", "above"),
         ("(a-target)=\n# Title", "# Title"),
         ("$$\nx\n$$ (eq-a)\n\nNext.", "$$\nx \\tag{1}$$\n\nNext."),
         (
@@ -108,6 +111,9 @@ def test_labels_and_numbers_are_those_of_the_chapter(tmp_path):
         (":::\nx\n:::", "directive '': expected a name"),
         (":::{margin}\nx\n:::", "directive 'margin': no plain form"),
         ("{abbr}`x`", "role 'abbr': no plain form"),
+        ("{doc}`nowhere`", "role 'doc': nothing in the book is called 'nowhere'"),
+        ("{ref}`a text <thm-none>`", "role 'ref': nothing in the book is called 'thm-none'"),
+        ("{cite:p}`chen2022,nobody`", "role 'cite:p': nothing in the book is called 'nobody'"),
     ],
 )
 def test_bad_syntax_is_refused(source, message):

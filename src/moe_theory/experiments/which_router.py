@@ -215,11 +215,29 @@ def live(key: dict) -> dict:
     return rounded({"first": first.mean(0)}, DIGITS)
 
 
-def least_squares(task: str) -> list[float]:
-    """Test errors, for each of `SEEDS`, of one affine function of an input's parts, fitted to all training examples."""
+def least_squares(task: str, router: str | None = None) -> list[float]:
+    """Test errors, for each of `SEEDS`, of what fits all training examples best: one affine function of the parts.
+
+    With a `router` that is not learned, M of them behind its gates, which then are numbers: `M (d + 1)` unknowns.
+    """
     sets, found = data(task, SEEDS), []
+    net = None if router is None else network(task, router, SEEDS, sets.train).eval()
+    X, Z = (_affine(a.x) if net is None else _gated(net, a.x) for a in sets)
     for r in range(len(SEEDS)):
-        X, Z = (torch.cat([a.x[r].sum(1), torch.ones_like(a.y[r])], 1).double() for a in sets)
-        w = torch.linalg.lstsq(X, sets.train.y[r].double()).solution
-        found.append(float((Z @ w - sets.test.y[r]).square().mean()))
+        w = torch.linalg.lstsq(X[r], sets.train.y[r].double()).solution
+        found.append(float((Z[r] @ w - sets.test.y[r]).square().mean()))
     return found
+
+
+def _affine(x: Tensor) -> Tensor:
+    """The sum of an input's parts (R, n, s, d), and a one (R, n, d + 1)."""
+    return torch.cat([x.sum(2), torch.ones_like(x[:, :, 0, :1])], 2).double()
+
+
+@torch.no_grad()
+def _gated(net: ChosenMoE, x: Tensor) -> Tensor:
+    """The sums over an input's parts (R, n, s, d) of each part, and a one, times each gate (R, n, M (d + 1))."""
+    pi, _ = net.gates(net.routed(x), torch_stream(SEEDS[0], "test noise"))
+    by_part = pi.unflatten(1, (x.shape[1], -1)).expand(-1, -1, x.shape[2], -1)
+    ones = torch.ones_like(x[..., :1])
+    return torch.einsum("rnsm,rnsd->rnmd", by_part, torch.cat([x, ones], 3)).flatten(2).double()

@@ -1,30 +1,32 @@
 """Stability of SGD on linear experts behind a frozen router that draws sets (smooth2025, Theorem 2, repaired).
 
-The loss is the logistic one of `F = sum_m gate_m <theta_m, x>`. Expectations over batches and sets are means over
-many runs that differ in both; two data sets are compared run by run, on the same batches and routing noise.
+The loss is one of `F = sum_m gate_m <theta_m, x>`, logistic where nothing else is said. Expectations over batches and
+sets are means over many runs that differ in both; two data sets are compared run by run, on the same batches and
+routing noise.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from moe_theory.models.rules import gumbel
+from moe_theory.models.rules import gumbel, topk_set
 from moe_theory.streams import torch_stream
 from moe_theory.theory import plackett_luce as pl
-from moe_theory.theory.uniform_stability import LOGISTIC
+from moe_theory.theory.uniform_stability import LOGISTIC, Loss, huber_witness
 
 #: The first data set, and those that differ from it in the first example; indices of the points.
 DATA, NEIGHBOURS = (0, 1, 2, 3), ((4, 1, 2, 3), (5, 1, 2, 3))
 
 
 class Problem(NamedTuple):
-    """Six points in the plane, six experts with fixed logits, and what R runs of N steps draw.
+    """Six points, M experts with fixed logits, and what R runs of N steps draw.
 
     Attributes:
-        x, y: unit vectors, and the signs of their first coordinates.
+        x, y: the points and their labels.
         h: the frozen logits.
         index: which of the four data each step visits.
         noise: Gumbel noise of each step, and of the evaluation.
@@ -37,28 +39,40 @@ class Problem(NamedTuple):
     noise: Float[Tensor, "R visits M"]
 
 
-def draw_problem(runs: int, steps: int, *, seed: int) -> Problem:
-    """Random points, logits of standard deviation 1/2, batches of one example, standard Gumbel noise."""
-    rng = torch_stream(seed, "examples")
+def random_points(rng: torch.Generator) -> tuple[Loss, Float[Tensor, "6 2"], Float[Tensor, "6"]]:
+    """The logistic loss, six random unit vectors in the plane, and the signs of their first coordinates."""
     x = torch.nn.functional.normalize(torch.randn(6, 2, generator=rng, dtype=torch.float64), dim=1)
+    return LOGISTIC, x, torch.where(x[:, 0] > 0, 1.0, -1.0).double()
+
+
+def draw_problem(runs: int, steps: int, *, seed: int) -> Problem:
+    """`random_points`, six experts with logits of standard deviation 1/2, batches of one example, Gumbel noise."""
+    rng = torch_stream(seed, "examples")
+    _, x, y = random_points(rng)
     h = 0.5 * torch.randn(6, generator=rng, dtype=torch.float64)
     index = torch.randint(len(DATA), (runs, steps), generator=rng)
-    return Problem(
-        x, torch.where(x[:, 0] > 0, 1.0, -1.0).double(), h, index, gumbel((runs, steps + 1, 6), rng, h.dtype)
-    )
+    return Problem(x, y, h, index, gumbel((runs, steps + 1, 6), rng, h.dtype))
+
+
+def trained(
+    problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float, loss: Loss = LOGISTIC
+) -> Float[Tensor, "R M d"]:
+    """The experts after N steps of SGD from 0, for each run."""
+    x, y = problem.x, problem.y
+    theta = x.new_zeros(*gates[:, 0].shape, x.shape[1])
+    for t in range(problem.index.shape[1]):
+        i, pi = torch.tensor(data)[problem.index[:, t]], gates[:, t]
+        F = torch.einsum("rm,rmd,rd->r", pi, theta, x[i])
+        theta = theta - alpha * (loss.slope(F, y[i])[:, None, None] * pi[:, :, None] * x[i][:, None])
+    return theta
 
 
 def final_losses(
     problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float
 ) -> Float[Tensor, "R u"]:
     """Losses at all points after N steps from 0, for each run; the last gates are those of the evaluation."""
-    x, y = problem.x, problem.y
-    theta = x.new_zeros(*gates[:, 0].shape, x.shape[1])
-    for t in range(problem.index.shape[1]):
-        i, pi = torch.tensor(data)[problem.index[:, t]], gates[:, t]
-        F = torch.einsum("rm,rmd,rd->r", pi, theta, x[i])
-        theta = theta - alpha * (LOGISTIC.slope(F, y[i])[:, None, None] * pi[:, :, None] * x[i][:, None])
-    return LOGISTIC.value(torch.einsum("rm,rmd,pd->rp", gates[:, -1], theta, x), y)
+    theta = trained(problem, data, gates, alpha)
+    return LOGISTIC.value(torch.einsum("rm,rmd,pd->rp", gates[:, -1], theta, problem.x), problem.y)
 
 
 def stability(problem: Problem, gates: Float[Tensor, "R visits M"], alpha: float) -> tuple[float, float]:
@@ -77,3 +91,69 @@ def mean_gates(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"], gate: str) 
 def overlap(h: Float[Tensor, " M"], k: int, gate: str) -> float:
     """`sum_m (E gate_m)^2`, the mean of `sum_m gate^S_m gate^T_m` over independent draws S and T of k experts."""
     return float(mean_gates(h, pl.subsets(len(h), k), gate).square().sum())
+
+
+def anew_bound(problem: Problem, k: int, gates: Callable, gate: str, alpha: float) -> float:
+    """`2 alpha N / n |E gate| max |gate|`, for lambda_1 = G = 1 and sets drawn anew, the largest over the draws.
+
+    Args:
+        gates: gives the gates of `problem`'s logits and noise; called with h, k and the noise.
+        gate: its name among `plackett_luce.GATES`.
+    """
+    drawn = gates(problem.h.expand(problem.noise.shape), k, problem.noise)
+    steps = problem.index.shape[1]
+    return 2 * alpha * steps / len(DATA) * overlap(problem.h, k, gate) ** 0.5 * float(drawn.norm(dim=-1).max())
+
+
+def equal_logits(x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, steps: int, rng: torch.Generator) -> Problem:
+    """M experts with equal logits: all 4^N sequences of visits, each with noise of its own."""
+    index = torch.cartesian_prod(*[torch.arange(len(DATA))] * steps).reshape(-1, steps)
+    return Problem(x, y, x.new_zeros(M), index, gumbel((len(index), steps + 1, M), rng, x.dtype))
+
+
+def fresh_stability(problem: Problem, K: int, alpha: float, loss: Loss = LOGISTIC) -> float:
+    """`stability` for equal logits with gates 1/K on sets drawn anew at each visit and for the evaluation.
+
+    A layer is read with its last set and all M cyclic shifts of it: each is a set as random as the first, so the
+    mean is the same, with less noise.
+    """
+    gates = topk_set(problem.noise, K).to(problem.x.dtype) / K
+    shifted = torch.stack([gates[:, -1].roll(s, 1) for s in range(gates.shape[2])])
+
+    def read(data):
+        answers = trained(problem, data, gates, alpha, loss) @ problem.x.T
+        return loss.value(torch.einsum("srm,rmp->srp", shifted, answers), problem.y)
+
+    first = read(DATA)
+    return max(float((first - read(other)).abs().mean((0, 1)).max()) for other in NEIGHBOURS)
+
+
+def fresh_bound(alpha: float, curvature: float, K: int, M: int, N: int, n: int) -> float:
+    """The smaller of the two bounds on that for a loss of slope at most 1 and `curvature` at most, Jacobians at most 1.
+
+    `2 alpha N / n` times `1 / sqrt(K M)`, or times `((1 + q)^N - 1) / (q N M)` with `q = alpha curvature (K - 1) /
+    (K M)`.
+    """
+    q = alpha * curvature * (K - 1) / (K * M)
+    growth = math.expm1(N * math.log1p(q)) / (q * N) if K > 1 else 1.0
+    return 2 * alpha * N / n * min((K * M) ** -0.5, growth / M)
+
+
+def fresh_sweep(
+    loss: Loss, x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, N: int, rule: Callable, rng: torch.Generator
+) -> list[dict[str, float]]:
+    """For K = 1, 2, 4, ..., M, with steps of `rule(K) / curvature`: `eps`, the stability; `bound`, its bound; and
+    `lead`, what `fresh_witness` has."""
+    problem, rows = equal_logits(x, y, M, N, rng), []
+    for K in (2**k for k in range(M.bit_length())):
+        alpha, n = rule(K) / loss.curvature, len(DATA)
+        eps, bound = fresh_stability(problem, K, alpha, loss), fresh_bound(alpha, loss.curvature, K, M, N, n)
+        rows.append(dict(K=K, M=M, N=N, eps=eps, bound=bound, lead=2 * alpha * N / (n * M)))
+    return rows
+
+
+def fresh_witness(N: int) -> tuple[Loss, Tensor, Tensor]:
+    """Points on which N steps have `2 alpha N / (n M)` exactly: those of `huber_witness`, the first one exchanged."""
+    loss, x, y, *_ = huber_witness(N)
+    order = [0, 0, 1, 2, 1, 1]
+    return loss, x[0, order], y[0, order]
