@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moe_theory import experiments
 from moe_theory.experiments import cosine_language as cl
-from moe_theory.experiments import domains
+from moe_theory.experiments import domains, router_steps
 from moe_theory.models.language import TokenRouter, dense_width
 from moe_theory.models.places import PlacesNetwork
 from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
@@ -17,6 +17,7 @@ from moe_theory.tasks.images import Images
 from moe_theory.tasks.rotated import ANGLES, domain_task, padded, resized, rotated
 from moe_theory.theory.identifiability import common_shifts, held, null_part
 from moe_theory.training.fit import WARM_UP, annealed
+from moe_theory.training.language import bits_per_character
 
 K, D = 6, 4
 
@@ -290,3 +291,38 @@ def test_a_stored_domain_row_ends_as_it_is_computed():
     found = domains.row(of)
     assert found["test"] == pytest.approx(stored["test"], abs=3)
     assert found["radius"] == pytest.approx(stored["radius"], rel=0.02)
+
+
+@pytest.mark.parametrize("arm", ["linear", "cosine", "perturbed"])
+def test_gradients_are_those_of_the_loss_and_lack_null_directions(arm):
+    """The derivative along a move of the first block's vectors, by a difference quotient."""
+    model = cl.made(key(arm)).double()
+    (first, *_), batch = cl.routers(model), next(router_steps.batches(1, 3))
+    of = router_steps.gradients(model, batch)
+    assert len(of) == 2 and router_steps.share(first, of[0]) < 1e-20
+    move = torch.randn(first.beta1.shape, generator=rng(), dtype=torch.float64)
+    losses = []
+    for h in (1e-5, -1e-5):
+        first.beta1.data += h * move
+        with torch.no_grad():
+            losses.append(float(bits_per_character(model(batch[:, :-1]), batch[:, 1:])))
+        first.beta1.data -= h * move
+    assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(float((of[0] * move).sum()), rel=1e-4)
+
+
+def test_the_share_of_a_step_along_the_radii_is_one():
+    first = cl.routers(cl.made(key("cosine")))[0]
+    assert router_steps.share(first, 0.3 * first.beta1.detach()) == pytest.approx(1, abs=1e-6)
+    assert router_steps.adam_share("cosine", 3, steps=3) > 1e-3 > router_steps.adam_share("cosine, held", 3, steps=3)
+
+
+@pytest.mark.parametrize(("optimizer", "power"), [(torch.optim.SGD, 2), (torch.optim.Adam, 1)])
+def test_longer_vectors_turn_less(optimizer, power):
+    one, two = (router_steps.turned(optimizer, 1e-4, scale, 3) for scale in (1.0, 2.0))
+    assert torch.allclose(two / one, torch.full_like(one, 0.5**power), rtol=0.01)
+
+
+def test_momentum_pushes_outward():
+    """Without momentum a step is at a right angle to the vector, up to what Adam's scaling of coordinates makes."""
+    without, much = (router_steps.outward(b, 3, steps=40) for b in (0.0, 0.9))
+    assert abs(without) < 0.5 < much < 1

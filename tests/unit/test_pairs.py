@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t, ttest_1samp
 
-from moe_theory.measure.pairs import apart, decisions, lead, p_value, seeds_needed
+from moe_theory.measure.pairs import apart, decisions, lead, off_line, p_value, seeds_needed
 
 ONE, OTHER = np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 2.9])
 
@@ -58,3 +58,14 @@ def test_decisions():
     assert found["decided"].tolist() == ["above 0", "below 0", "undecided", "undecided"]
     assert found["seeds that would decide"].tolist() == ["–", "–", "> 70", seeds_needed(gaps["far"])]
     assert found.loc["up", "mean"] == "1.97" and found.loc["up", "95 % interval"] == "1.82 to 2.11"
+    assert found.loc["up", "sd of a pair"] == f"{np.std([2.0, 2.0, 1.9], ddof=1):.2f}"
+
+
+def test_an_arm_off_the_line_of_the_others_is_seen():
+    """One arm is 4 above the line of the others, so the common line 1 above; each arm is off it by 0.1 both ways."""
+    arm = pd.Series(list("aabbccdd"))
+    x = pd.Series([0.0, 1.0] * 4)
+    noise = pd.Series([0.1, -0.1, -0.1, 0.1] * 2)
+    assert off_line(x, 2 * x + noise + 4 * (arm == "d"), arm) == pytest.approx([-10, -10, -10, 30])
+    with pytest.raises(ValueError, match="^arm: expected two rows or more of each, got 'e' once"):
+        off_line(x, x, arm.replace({"d": "e"}).where(arm.index < 7, "d"))

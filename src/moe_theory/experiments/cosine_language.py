@@ -2,7 +2,7 @@
 
 Table 2 of the paper is on enwik8, text8 and Wikitext-103 with 6 and 8 layers of mixtures. Here it is the model of
 `experiments.language`: two blocks, width 16, 16 experts of which two are selected, 1,000 steps on manual pages. The
-projection to 8 dimensions and the learned temperature are those of the paper (Appendix E.2).
+projection to 8 dimensions is that of the paper (Appendix E.2), the learned temperature that of Chi et al. (2022).
 """
 
 import resource

@@ -71,11 +71,12 @@ def apart(wide: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> dict[str,
 
 
 def decisions(gaps: Mapping[str, pd.Series], digits: int, *, most: int = 1_000) -> pd.DataFrame:
-    """By pair the mean difference, its interval, what that decides, and the seeds that would decide where it does not.
+    """By pair the mean difference and its interval, the standard deviation of one, what is decided, and the seeds that
+    would decide where it is not.
 
     Args:
         gaps: by name differences of independent pairs, as of `apart`.
-        digits: decimals of means and intervals.
+        digits: decimals of means, intervals and standard deviations.
         most: more seeds are called "> most".
     """
     lines = {}
@@ -84,9 +85,27 @@ def decisions(gaps: Mapping[str, pd.Series], digits: int, *, most: int = 1_000) 
         sign = interval_sign(gap)
         needed = "–" if sign else seeds_needed(gap)
         needed = needed if sign or needed <= most else f"> {most:,}"
-        lines[name] = mean, f"{low} to {high}", ("undecided", "above 0", "below 0")[sign], needed
-    columns = ["mean", "95 % interval", "decided", "seeds that would decide"]
+        lines[name] = (
+            mean,
+            f"{gap.std():.{digits}f}",
+            f"{low} to {high}",
+            ("undecided", "above 0", "below 0")[sign],
+            needed,
+        )
+    columns = ["mean", "sd of a pair", "95 % interval", "decided", "seeds that would decide"]
     return pd.DataFrame.from_dict(lines, orient="index", columns=columns)
+
+
+def off_line(x: pd.Series, y: pd.Series, arm: pd.Series) -> np.ndarray:
+    """By arm the mean of y less the least-squares line in x through all rows, in standard errors of that mean.
+
+    Raises:
+        ValueError: for an arm with fewer than two rows.
+    """
+    if (few := arm.value_counts()).min() < 2:
+        raise ValueError(f"arm: expected two rows or more of each, got {few.idxmin()!r} once")
+    arms = (y - np.polyval(np.polyfit(x, y, 1), x)).groupby(arm)
+    return (arms.mean() / arms.sem()).to_numpy()
 
 
 def holm(p) -> np.ndarray:

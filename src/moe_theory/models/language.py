@@ -22,7 +22,7 @@ from moe_theory.streams import torch_stream
 HEADS, HEAD = 2, 16
 SLOPES = (1.0, 0.125)
 
-#: The temperature that the scores of cosine routers are divided by at the start, as in Chi et al. (2022).
+#: The temperature that the scores of cosine routers are divided by at the start: our choice.
 TEMPERATURE = 0.07
 
 
