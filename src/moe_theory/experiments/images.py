@@ -61,23 +61,13 @@ def longer_grid() -> list[dict]:
 
 def pilot_grid() -> list[dict]:
     """The larger networks, single and as a mixture, on both tasks at a seed of their own."""
-    return _larger(MODELS, [PILOT])
+    return larger_grid([PILOT])
 
 
-def larger_grid() -> list[dict]:
+def larger_grid(seeds=FEWER_SEEDS) -> list[dict]:
     """The larger networks, single and as a mixture, on both tasks, seed by seed."""
-    return _larger(MODELS, FEWER_SEEDS)
-
-
-def larger_controls_grid() -> list[dict]:
-    """Single larger networks with normalized steps."""
-    return _larger(["normalized"], FEWER_SEEDS)
-
-
-def _larger(models, seeds) -> list[dict]:
-    """Every seed, larger network, task and model."""
     each = itertools.product(seeds, LARGER)
-    return [row for s, name in each for row in _grid(models, network=name, seeds=[s], steps=LARGER_STEPS)]
+    return [row for s, name in each for row in _grid(MODELS, network=name, seeds=[s], steps=LARGER_STEPS)]
 
 
 def _grid(models, *, network="CNN", tasks=("plain", "rotated"), seeds=SEEDS, steps=STEPS) -> list[dict]:
