@@ -107,24 +107,3 @@ def mobilenet(channels: int, side: int, outputs: int, width: int, rng: Generator
 
 #: The networks by the names that stored rows have for them.
 NETWORKS = {"CNN": cnn, "MobileNetV2": mobilenet, "ResNet18": resnet18}
-
-
-def multiplications() -> dict[str, int]:
-    """How many the convolutions of the paper's larger networks need for one image with 3 channels and a side of 32.
-
-    ResNet18 (He et al. 2016) and MobileNetV2 (Sandler et al. 2018, Table 2), their first convolution at full size.
-    """
-    resnet, c = 9 * 3 * 64 * 32**2, 64
-    for stage in range(4):  # four convolutions of size 3, and beside the first a 1 x 1
-        out, pixels = 64 * 2**stage, (32 >> stage) ** 2
-        resnet += pixels * out * (9 * (c + 3 * out) + c * (stage > 0))
-        c = out
-    mobilenet, c, side = 9 * 3 * 32 * 32**2, 32, 32
-    blocks = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    for t, out, repeats, stride in blocks:  # widen t times by 1 x 1, filter each channel, narrow by 1 x 1
-        for step in [stride] + [1] * (repeats - 1):
-            mobilenet += side**2 * t * c**2 * (t > 1)
-            side //= step
-            mobilenet += side**2 * t * c * (9 + out)
-            c = out
-    return {"MobileNetV2": mobilenet + side**2 * c * 1280, "ResNet18": resnet}
