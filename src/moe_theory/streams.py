@@ -80,4 +80,4 @@ def stream(seed: int, purpose: str, *at: int) -> np.random.Generator:
 def torch_stream(seed: int, purpose: str, *at: int) -> torch.Generator:
     """The same for torch's own functions, a generator on the CPU; it draws other numbers than `stream`."""
     (state,) = _sequence(seed, purpose, at).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state >> 1))
+    return torch.Generator().manual_seed(int(state) >> 1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from moe_theory.diagnose import FINDINGS, RouterStream, compare_routers, diagnose, diagnose_router
-from moe_theory.diagnose.arrays import linear_logits, told
-from moe_theory.diagnose.balance import POOLS, balance_loss
+from moe_theory.diagnose.arrays import _by_chance, linear_logits, told
+from moe_theory.diagnose.balance import POOLS, BalanceReport, _reads, balance_loss
 from moe_theory.diagnose.probes import nearest_experts
 from moe_theory.models.rules import topk_set
 from moe_theory.theory.smoothing import keep_probability, route_probabilities
@@ -69,8 +69,26 @@ def test_the_null_of_a_blind_dispatch_is_uniform():
 def test_equal_logits_are_ties_and_random_ones_are_not():
     assert [f.name for f in diagnose_router(torch.zeros(200, 4), k=1).findings] == ["dead", "ties"]
     assert not diagnose_router(randn(100, 4).float(), k=1).findings
-    coarse = randn(4000, 8).bfloat16()
-    assert diagnose_router(coarse, k=2).undecided > 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_coarse_logits_tie_by_chance(dtype):
+    """In a router of a usual size, too: width 1,024, 64 experts, eight selected."""
+    report = diagnose_router(randn(4000, 8).to(dtype), k=2)
+    assert report.undecided > 10 and not report.findings
+    x, W = randn(2000, 1024).to(dtype), (randn(64, 1024, seed=1) / 32).to(dtype)
+    report = diagnose_router(x @ W.T, k=8, x=x, W=W)
+    assert report.undecided > 1000 and not report.findings
+    assert [f.name for f in diagnose_router(torch.zeros(200, 4, dtype=dtype), k=1).findings] == ["dead", "ties"]
+
+
+@pytest.mark.parametrize("c", [0.01, 0.3, 2.0])
+def test_undecided_tokens_are_as_many_as_an_exponential_law_of_gaps_gives(c):
+    """Drawn from that law of mean 1; the count's standard deviation is below its root."""
+    gap = -torch.log(torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=DOUBLE))
+    rounding = torch.full_like(gap, c / 2)
+    assert abs(_by_chance(gap, rounding) - int((gap <= c).sum())) < 5 * (40_000 * c) ** 0.5
+    assert _by_chance(gap, 100 * rounding.clamp(min=1)) == 40_000 and _by_chance(0 * gap, rounding) == 0
 
 
 def test_dead_experts_need_enough_tokens():
@@ -260,6 +278,94 @@ def test_a_switch_without_dense_layers_has_no_balancing_loss(tiny):
     assert {loss.reads for loss in report.balance} == {"nothing"} and report.named == {"balance"}
 
 
+@pytest.mark.parametrize("layers", [4, 6])
+def test_switch_pools_the_layers_of_a_stack(tiny, layers):
+    """Seen only with several sparse layers in a stack."""
+    sizes = {name: number * layers // 4 for name, number in tiny.STACKS.items()}
+    report = diagnose(tiny.tiny("Switch", **sizes), tiny.batches("Switch", 1))
+    assert [loss.reads for loss in report.balance] == ["each sequence, all layers pooled"] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", NAMES)
+def test_half_precision_is_refused(tiny, family, dtype):
+    """Whole or broken: limits of single precision would accuse a model that is whole."""
+    for fault in (tiny.CONTROLS | tiny.FAULTS).values():
+        if family in fault.families:
+            model = tiny.tiny(family, k=fault.k).to(dtype)
+            fault.breaks(model)
+            with pytest.raises(ValueError, match=rf"layers in torch.float32, got {dtype}.*hand over model.float\(\)"):
+                diagnose(model, tiny.batches(family, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", NAMES)
+def test_what_was_in_half_precision_is_read_in_single(tiny, family, dtype):
+    model = tiny.tiny(family).to(dtype).float()
+    batch = tiny.batches(family, 1)
+    report, whole = diagnose(model, batch), tiny.CONTROLS["as it is"]
+    assert report.named == tiny.expected(whole, model, batch)
+
+
+@pytest.mark.parametrize("learns", [("none",), ("router", "gate.weight"), ("q_proj", "SelfAttention.q")])
+@pytest.mark.parametrize("family", ["OLMoE", "Switch"])
+def test_frozen_models_are_not_accused_and_stay_frozen(tiny, family, learns):
+    model = tiny.tiny(family)
+    for name, p in model.named_parameters():
+        p.requires_grad_(any(part in name for part in learns))
+    flags = [p.requires_grad for p in model.parameters()]
+    assert not diagnose(model, tiny.batches(family, 2)).findings
+    assert flags == [p.requires_grad for p in model.parameters()]
+
+
+def test_a_report_says_what_was_found_and_measured(tiny):
+    report = diagnose(tiny.tiny("Mixtral"), tiny.batches("Mixtral", 2))
+    assert repr(report) == "Report(2 layers, found: nothing)" and not len(report.table())
+    rows = report.layers()
+    assert list(rows.index) == list(report.routers) and (rows["gate"] == "topk_softmax").all()
+    assert (rows["selected"] == 2).all() and rows["in use"].between(1, 8).all()
+    broken, _ = found_in(tiny, "Mixtral", tiny.FAULTS["copied expert"], 0)
+    assert repr(broken) == "Report(2 layers, found: twins)"
+
+
+def sigmoid_layers(**config):
+    """A model of the family of DeepSeek-V3 with random weights, its own."""
+    import transformers
+
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=48, num_hidden_layers=2)
+    heads = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=16, kv_lora_rank=16)
+    parts = dict(qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, first_k_dense_replace=1)
+    experts = dict(n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1)
+    made = transformers.DeepseekV3Config(**sizes, **heads, **parts, **experts, **config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.DeepseekV3ForCausalLM(made)
+        for p in model.parameters():
+            if p.ndim > 1:
+                torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+    return model
+
+
+def test_gates_of_sigmoids_with_a_factor_are_read(tiny):
+    """Biases that only select are found as another selection, which they are."""
+    model = sigmoid_layers()
+    report = diagnose(model, tiny.batches("Mixtral", 2))
+    assert {gate.gates for gate in report.gates.values()} == {("sigmoid_divided",)} and not report.findings
+    model.model.layers[1].mlp.gate.e_score_correction_bias[:4] = 1.0
+    assert "selection" in diagnose(model, tiny.batches("Mixtral", 2)).named
+    model.config.routed_scaling_factor = 2.0
+    assert "gate" in diagnose(model, tiny.batches("Mixtral", 2)).named
+
+
+def test_a_loss_within_rounding_of_right_and_wrong_is_undecided():
+    far = dict.fromkeys(POOLS, 5.0) | {f"softmax twice, {name}": 5.0 for name in POOLS}
+    assert _reads(far) == "unknown" and _reads(far | {"each layer": 0.5, "all layers pooled": 0.4}) in POOLS
+    close = far | {"each layer": 0.8, "softmax twice, each layer": 0.7}
+    assert _reads(close) == "undecided" and _reads(far | {"softmax twice, each layer": 0.7}).startswith("softmax")
+    assert not BalanceReport("loss", "undecided", close, 1.0, 0.0).findings
+    assert [f.value for f in BalanceReport("loss", "unknown", far, 1.0, 0.0).findings] == [5]
+
+
 def test_a_second_softmax_is_named(tiny):
     report, _ = found_in(tiny, "OLMoE", tiny.FAULTS["second softmax"], 4)
     assert [loss.reads for loss in report.balance] == ["softmax twice, all layers pooled"]
@@ -298,6 +404,15 @@ def test_bad_batches_are_named(tiny):
         diagnose(tiny.tiny("OLMoE"), [])
     with pytest.raises(ValueError, match="family: expected one of .*, got 'GPT'"):
         tiny.tiny("GPT")
+    wrapped = torch.nn.Sequential(tiny.tiny("OLMoE"))
+    with pytest.raises(ValueError, match="model: expected a model of transformers, got Sequential around one"):
+        diagnose(wrapped, tiny.batches("OLMoE", 1))
+    model = tiny.tiny("OLMoE")
+    call = model.model.layers[0].mlp.experts.forward
+    model.model.layers[0].mlp.experts.forward = lambda x, index, gates, more: call(x, index, gates)
+    model.model.layers[0].mlp.experts.register_forward_pre_hook(lambda _, args: (*args, 1))
+    with pytest.raises(ValueError, match="model: expected experts that are called with tokens, numbers and gates, got"):
+        diagnose(model, tiny.batches("OLMoE", 1))
     apart = tiny.tiny("OLMoE")
     del apart.model.layers[1].mlp.experts
     with pytest.raises(ValueError, match="model: expected router and experts side by side, got OlmoeSparseMoeBlock"):

@@ -19,7 +19,7 @@ from moe_theory.training.least_squares import (
     problems,
     unknowns,
 )
-from moe_theory.training.sgd import stochastic_descent
+from moe_theory.training.sgd import stochastic_descent, stochastic_descents
 
 K, D, N = 3, 4, 1_500
 
@@ -173,6 +173,20 @@ def test_one_step_of_stochastic_descent_is_minus_the_rate_times_the_gradient(kin
     step = 2 * jacobian(G, x, router, "tanh").T @ r / 50
     moved = torch.cat([(a - b).flatten() for a, b in ((end.beta0, G.beta0), (end.beta1, G.beta1), (end.eta, G.eta))])
     assert torch.allclose(moved, 0.1 * step, atol=1e-14)
+
+
+def test_descents_together_are_those_one_by_one():
+    router, G, x, y = data("perturbed", "tanh", n=50)
+    H = G.with_(eta=G.eta + 0.1)
+    both, how = (torch.stack([x, -x]), torch.stack([y, y])), dict(batch=9, seeds=[3, 4])
+    pairs = stochastic_descents(*both, [G, H], router, "tanh", **how)
+    for together, x_one, start, seed in zip(pairs, (x, -x), (G, H), (3, 4), strict=True):
+        alone = stochastic_descent(x_one, y, start, router, "tanh", batch=9, seed=seed)
+        torch.testing.assert_close(together.flat(), alone.flat(), rtol=0, atol=1e-13)
+    with pytest.raises(ValueError, match="starts: expected one for each of 1 data sets, got 2"):
+        stochastic_descents(x[None], y[None], [G, G], router, batch=9, seeds=[0])
+    with pytest.raises(ValueError, match="seeds: expected one for each of 1 data sets, got 0"):
+        stochastic_descents(x[None], y[None], [G], router, batch=9, seeds=[])
 
 
 def test_bad_problems_are_refused():

@@ -212,6 +212,15 @@ def test_every_settled_claim_has_a_quantitative_and_a_structural_mutant():
     assert lacking() == {}
 
 
+def test_the_text_that_is_hashed_is_the_same_in_every_python():
+    for text in (
+        "f\"{a['b']:.2f} of {c}\"",
+        "f'{a} of {c}'",
+        "(f\"{a['b']}\", 'it', f\"it's {a}\", f\"{'s' * (m > 1)}\")",
+    ):
+        assert registry._syntax(f"{text}  # as it is laid out") == text
+
+
 def test_every_mutant_was_run_as_it_stands():
     known = outcomes()
     for m in mutants():

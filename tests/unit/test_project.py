@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import tomllib
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,6 +44,49 @@ def test_the_lock_agrees_with_pyproject_and_environment():
 def test_this_environment_is_the_lock():
     for name, pin in (line.split("==") for line in LOCK):
         assert version(name).split("+")[0] == pin, name
+
+
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]
+
+
+def test_the_workflow_tries_every_python_and_both_ends_of_the_ranges():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tried = WORKFLOW["locked"]["strategy"]["matrix"]["python-version"]
+    assert project["requires-python"] == f">={tried[0]}" and tried == ["3.11", "3.12", "3.13"]
+    ends = {row["versions"]: row for row in WORKFLOW["ranges"]["strategy"]["matrix"]["include"]}
+    assert (ends["oldest"]["resolution"], ends["oldest"]["python-version"]) == ("lowest-direct", tried[0])
+    assert (ends["newest"]["resolution"], ends["newest"]["python-version"]) == ("highest", tried[-1])
+    for job in ("locked", "ranges"):
+        assert WORKFLOW[job]["strategy"]["fail-fast"] is False, "one failure must not hide another"
+        (python,) = [s["with"] for s in WORKFLOW[job]["steps"] if "setup-python" in s.get("uses", "")]
+        assert python == {"python-version": "${{ matrix.python-version }}"}
+    (install,) = [s["run"] for s in WORKFLOW["ranges"]["steps"] if s.get("name") == "Install"]
+    extras = set(re.search(r"\[(.*?)\]", install)[1].split(","))
+    assert extras == project["optional-dependencies"].keys()
+
+
+def test_only_what_passed_everywhere_is_published_and_once():
+    publish = WORKFLOW["publish"]
+    assert set(publish["needs"]) == WORKFLOW.keys() - {"publish"} and "main" in publish["if"]
+    assert [name for name, job in WORKFLOW.items() if "write" in str(job.get("permissions"))] == ["publish"]
+    kept = [
+        s for s in WORKFLOW["locked"]["steps"] if "make site" in s.get("run", "") or "artifact" in s.get("uses", "")
+    ]
+    assert len(kept) == 2
+    for step in kept:
+        assert step["if"].startswith("matrix.python-version == '3.11'"), "one entry of the matrix makes the site"
+    (site,) = [s["with"] for s in publish["steps"] if "download-artifact" in s.get("uses", "")]
+    assert site["name"] == kept[1]["with"]["name"] and publish["steps"][-1]["working-directory"] == site["path"]
+
+
+def test_what_the_workflow_runs_is_there():
+    commands = "\n".join(s.get("run", "") for job in WORKFLOW.values() for s in job["steps"])
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\bmake (\w+)", commands)) <= {*targets}
+    paths = re.findall(r"[\w./]*(?:\.ci|tests|book)/[\w./]+(?:::\w+)?", commands)
+    assert {".ci/run", "tests/unit", "book/build.py"} <= {*paths}
+    for path, _, test in (name.partition("::") for name in paths):
+        assert f"def {test}(" in (ROOT / path).read_text() if test else (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
@@ -86,6 +130,29 @@ def _computed(verdict: ast.expr) -> bool:
 def test_a_literal_verdict_is_seen():
     for text, computed in (("'holds'", False), ("'holds' if True else 'fails'", False), ("'a' if x else 'b'", True)):
         assert _computed(ast.parse(text, mode="eval").body) is computed
+
+
+def _warnings(source: str, name: str) -> list[str]:
+    """What the compiler says of a source, such as that a backslash escapes nothing, which a later Python may refuse."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compile(source, name, "exec", dont_inherit=True)
+    return [f"{name}: {w.message}" for w in said]
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS, *sorted(PACKAGE.rglob("*.py"))], ids=lambda p: p.stem)
+def test_code_compiles_without_a_warning(path):
+    if path.suffix == ".py":
+        assert not _warnings(path.read_text(), path.name)
+    else:
+        code = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        assert not [said for cell in code for said in _warnings(cell.source, cell.id)]
+
+
+def test_a_warning_of_the_compiler_is_seen():
+    assert not _warnings(r"x = r'\s' + '\\s'", "good")
+    for bad in (r"x = '\s'", r"x = f'\l{1}'", "x = 1 is 1"):
+        assert len(_warnings(bad, "bad")) == 1
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)

@@ -14,6 +14,7 @@ from moe_theory.measure.voronoi import aligned, error_parts
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
 from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed
 from moe_theory.tasks.regression import NOISE, sample_regression, uniform_inputs
+from moe_theory.theory import splits
 from moe_theory.theory.fisher import descent_law, polar_errors, standard_errors
 from moe_theory.theory.identifiability import nullity_formula
 from moe_theory.training.least_squares import least_squares
@@ -139,16 +140,45 @@ def test_only_measures_of_one_size_are_aligned():
 
 def test_slopes_of_readings_and_how_far_they_are_from_the_papers():
     power = {1e-4: -0.5, 1e-2: -0.1, 0.1: 0.0}
-    rows = pd.DataFrame(key for key in rates.sgd() if key["figure"] == "1b")
+    more = pd.DataFrame(rates.batches()).assign(truth="paper", rep=0)
+    more = pd.concat(more.assign(rep=rep) for rep in range(rates.TOGETHER))
+    rows = pd.concat([pd.DataFrame(rates.sgd()), more], ignore_index=True)
+    rows = rows[rows["figure"] == "1b"].copy()
     rows["L2"] = rows["n"].astype(float) ** rows["near"].map(power)
+    rows.loc[(rows["batch"] == 100) & (rows["near"] < 0.1), "L2"] = rows["n"].astype(float) ** 0.3
     rows.loc[rows["router"] == "cosine", "L2"] **= 0.5
     rows["L3"] = 1.0
     found = rates.slopes(rows, "1b")
     assert list(found) == list(rates.READINGS)
-    for (name, pair), slope in zip(found.items(), power.values(), strict=True):
+    for (name, pair), slope in zip(found.items(), [*power.values(), 0.3, 0.3], strict=True):
         assert [e.slope for e in pair.values()] == pytest.approx([slope / 2, slope]), name
     off = rates.against([found, found], [dict(cosine=-0.2, perturbed=-0.5), dict(cosine=-0.25, perturbed=-0.1)])
-    assert list(off.values()) == pytest.approx([0.4, 0.4, 0.5])
+    assert list(off.values()) == pytest.approx([0.4, 0.4, 0.5, 0.8, 0.8])
+
+
+def test_repetitions_together_are_those_one_by_one():
+    key = dict(figure="1b", router="cosine", near=1e-2, batch=100, n=700)
+    together = rates.by_repetition(pd.DataFrame([{**key, "reps": 2, **rates.batches_row({**key, "reps": 2})}]))
+    for rep, row in together.set_index("rep").iterrows():
+        single = rates.sgd_row({**key, "truth": row["truth"], "rep": rep})
+        for loss in ("L2_start", "L2", "L3"):
+            assert row[loss] == pytest.approx(single[loss], rel=1e-5), (rep, loss)
+
+
+def test_rows_that_a_chapter_computes_again_are_stored_ones():
+    keys = rates.checked(("1a", "2b"))
+    assert len(keys) == 16
+    for key in keys:
+        assert sum(all(row[name] == value for name, value in key.items()) for row in rates.sgd()) == 1, key
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_little_of_a_narrow_bump_can_be_taken_off(kind):
+    """Half as wide, 2^(-3/2) as high; the projection is of smaller order."""
+    G, e, x = draw_measure(2, 3, 1, 0.3, 2.0), torch.eye(4)[1].double(), uniform_inputs(20_000, 3, 2)
+    left, law = zip(*(splits.left_over(G, e, t, ROUTERS[kind](), x) for t in (0.02, 0.01)), strict=True)
+    assert left == pytest.approx(law, rel=0.05)
+    assert law[1] / law[0] == pytest.approx(2**-1.5)
 
 
 def test_a_contrast_is_of_sizes_from_10_000_on():

@@ -43,6 +43,7 @@ BY_POSITION = {
     "training/least_squares:least_squares": ["expert"],
     "training/parts:take_apart": ["input_scale", "biases"],
     "training/sgd:stochastic_descent": ["expert"],
+    "training/sgd:stochastic_descents": ["expert"],
 }
 
 

@@ -215,9 +215,15 @@ def kept_gap(h: Float[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
 
 
 def _by_chance(gap: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> float:
-    """Gaps within twice the rounding if gaps are exponential with the mean of those that are larger."""
-    decided = gap[gap > 2 * rounding]
-    return float(-torch.expm1(-2 * rounding / decided.mean()).sum()) if len(decided) else 0.0
+    """Gaps within twice the rounding if gaps are exponential: what the larger ones have beyond it has the law's mean.
+
+    Where none is larger, nothing is known of the law, and all are expected; none where all gaps are 0.
+    """
+    over = gap - 2 * rounding
+    beyond = over[over > 0]
+    if not len(beyond):
+        return float(len(gap)) if bool(gap.any()) else 0.0
+    return float(-torch.expm1(-2 * rounding / beyond.mean()).sum())
 
 
 def told(label: Tensor, expert: Tensor, *, seed: int, at: int = 0) -> Dispatch:

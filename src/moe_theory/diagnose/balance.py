@@ -28,7 +28,8 @@ class BalanceReport:
 
     Attributes:
         where: its name in the model's output.
-        reads: the pool in `POOLS` whose loss has its gradient, "softmax twice" before one, "nothing" or "unknown".
+        reads: the pool in `POOLS` whose loss has its gradient, "softmax twice" before one; "nothing" where it is 0,
+            "unknown" where it is none of these, "undecided" where rounding does not tell the two kinds apart.
         off: for each candidate the distance of the gradients over the limit of rounding, in the farthest layer.
         scale: coefficient of the gradient on that of the nearest candidate.
         blind: distance of its gradient from that of "each layer", relative to the latter.
@@ -43,8 +44,10 @@ class BalanceReport:
     @property
     def findings(self) -> list[Finding]:
         """What is wrong."""
-        if self.reads in POOLS:
+        if self.reads in POOLS or self.reads == "undecided":
             return []
+        if self.reads == "nothing":
+            return [Finding("balance", self.where, 0, 0, "its gradient; it reads nothing")]
         off = min(self.off[name] for name in POOLS)
         return [Finding("balance", self.where, off, 1, f"times its limit from its formula; it reads {self.reads}")]
 
@@ -67,13 +70,15 @@ def balance_loss(
 def probe_balance(model: nn.Module, batch: dict, layers: list[Layer], k: int) -> list[BalanceReport]:
     """Differentiates every balancing loss that a model returns, at one batch, in the routers alone.
 
-    What a router reads is held fixed, so that the gradient is that through its own logits.
+    What a router reads is held fixed, so that the gradient is that through its own logits; no other is kept.
     """
     batch = {key: value for key, value in batch.items() if key != "attention_mask"}  # padding counts here
     sequences = len(next(iter(batch.values())))
     with ExitStack() as stack, torch.enable_grad():
         for layer in layers:
             hook = layer.router.register_forward_pre_hook(lambda _, args: tuple(a.detach() for a in args))
+            stack.callback(hook.remove)
+            hook = layer.experts.register_forward_hook(lambda _, __, out: out.detach())
             stack.callback(hook.remove)
         traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
         output = model(**batch, output_router_logits=True)
@@ -109,9 +114,11 @@ def _report(name: str, loss, layers: list[Layer], traces: list[Trace], sequences
 
 
 def _reads(off: dict[str, float]) -> str:
-    """The nearest candidate if it is within rounding."""
-    nearest = min(off, key=off.get)
-    return nearest if off[nearest] <= 1 else "unknown"
+    """The nearest candidate if it is within rounding, and those of the other kind, right or wrong, are not."""
+    within = [name for name, value in off.items() if value <= 1]
+    if len({name in POOLS for name in within}) > 1:
+        return "undecided"
+    return min(within, key=off.get, default="unknown")
 
 
 def _wanted(trace: Trace, k: int) -> Bool[Tensor, "n M"]:

@@ -32,18 +32,20 @@ FINDINGS = {
     ),
     "gradient": Kind(
         "smooth-prop-1",
-        "the task loss gives the router no gradient, or one that is not its gate's",
-        "with one expert selected, take the gate from a softmax over all; look for a detached tensor",
+        "the task loss gives the router no gradient at the tokens asked, or one that is not its gate's",
+        "with one expert selected, take the gate from a softmax over all; with copies as experts, wait until they "
+        "differ; else look for a detached tensor, or for logits so far apart that their softmax has saturated",
     ),
     "selection": Kind(
         "book-noisy-set",
         "tokens go to experts other than those of the largest logits",
-        "look for a mask, a sort or a permutation between the logits and the dispatch",
+        "look for a bias, a mask, a sort or a permutation between the logits and the dispatch, or for logits so far "
+        "apart that the smaller probabilities round to 0",
     ),
     "balance": Kind(
         "book-pooled-balance",
         "the balancing loss has not the gradient of its formula at these loads",
-        "hand it the raw logits and the number of experts selected",
+        "hand it logits before any softmax, for it takes one itself, and the number of experts selected",
     ),
     "dropped": Kind(
         "chen-eq-6.1",
@@ -53,17 +55,18 @@ FINDINGS = {
     "ties": Kind(
         "book-noisy-set",
         "more logits tie within their rounding than chance gives",
-        "start the router away from zero, and compute its logits in higher precision",
+        "compute its logits in higher precision; a router that starts at zero is meant to tie, and there noise or the "
+        "order of the experts decides",
     ),
     "dead": Kind(
-        "chen-tab-4",
+        "chen-tab-9",
         "experts that are never selected",
-        "balance the load, or remove them",
+        "show it more tokens; if they stay idle, balance the load, or remove them: idle is no failure by itself",
     ),
     "twins": Kind(
         "book-split-exact",
         "experts with one and the same function",
-        "merge them: no data tell what each of them does",
+        "at the start of a training from copies they are meant; later no data tell what each does, only what both do",
     ),
 }
 

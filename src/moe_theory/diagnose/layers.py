@@ -92,7 +92,12 @@ class Layer:
         traces, x, given = [], [], []
 
         def leaves(module, args, out):
-            index, gates = given.pop()
+            if len(rest := given.pop()) != 2:
+                raise ValueError(
+                    "model: expected experts that are called with tokens, numbers and gates, "
+                    f"got {1 + len(rest)} arguments in {self.name}"
+                )
+            index, gates = rest
             exact, rounding = linear_logits(x[-1], self.W, self.b)
             traces.append(Trace(x.pop(), exact, rounding, *self._handed(index, gates), out, index.ndim == 3))
 

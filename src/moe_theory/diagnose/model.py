@@ -14,14 +14,13 @@ from moe_theory.diagnose.arrays import RouterReport, RouterStream
 from moe_theory.diagnose.balance import BalanceReport, probe_balance
 from moe_theory.diagnose.findings import FINDINGS, Finding
 from moe_theory.diagnose.layers import Layer, Trace, layers_of
-from moe_theory.diagnose.probes import GateReport, probe_gates
-from moe_theory.models.rules import softmax_topk, topk_softmax
+from moe_theory.diagnose.probes import DENIED, DIVIDED, GateReport, probe_gates
 
 #: What a model is called with, by the names of its arguments.
 Batch = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What was found in a model.
 
@@ -46,6 +45,27 @@ class Report:
         """The names of the findings."""
         return {finding.name for finding in self.findings}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.routers)} layers, found: {', '.join(sorted(self.named)) or 'nothing'})"
+
+    def layers(self) -> pd.DataFrame:
+        """What was measured, a row for each layer; in use: effective experts, shares are those of the tokens."""
+        rows = {}
+        for name, router in self.routers.items():
+            gate = self.gates[name]
+            rows[name] = {
+                "gate": ", ".join(gate.gates) or "none known",
+                "selected": router.k,
+                "in use": router.effective,
+                "idle": len(router.dead),
+                "undecided": router.undecided / router.tokens,
+                f"changed by noise {router.noise:g}": router.changed,
+                "slope": gate.gradient,
+                "jump": gate.jump,
+                "common shift": router.gauge,
+            }
+        return pd.DataFrame.from_dict(rows, "index")
+
     def table(self) -> pd.DataFrame:
         """The findings with what they mean and what can be done."""
         rows = [
@@ -69,19 +89,21 @@ def diagnose(
     layer in float64, and the balancing loss is differentiated at the first batch. The model is left as it was.
 
     Args:
-        model: with mixture layers, such as Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or Switch Transformers.
+        model: with mixture layers in single precision, such as Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or Switch
+            Transformers.
         batches: one batch, or several: arguments of the model by name, tensors with a row for each sequence.
         labels: for each name a function that gives the tokens of a batch integers >= 0.
         noise: standard deviation of the Gaussian noise on the logits whose effect is computed.
         seed: draws the permutations of the labels and the directions of the slopes.
 
     Raises:
-        ValueError: for a model without mixture layers, no batch, a batch that is no mapping, NaN logits, or labels
-            for another number of tokens.
+        ValueError: for a model without mixture layers, in a wrapper, or in half precision; for no batch, a batch that
+            is no mapping, NaN logits, or labels for another number of tokens.
     """
     layers = layers_of(model)
+    _readable(model, layers)
     first, rest = _first(batches)
-    with _evaluated(model):
+    with _evaluated(model, [layer.W for layer in layers]):
         traces = _seen(model, layers, first)
         k = {layer.name: int(traces[layer.name].chosen.sum(1).max()) for layer in layers}
         streams = {m.name: RouterStream(len(m.W), k[m.name], noise=noise, where=m.name) for m in layers}
@@ -89,12 +111,23 @@ def diagnose(
             of_batch = traces if batch is first else _seen(model, layers, batch)
             for name, trace in of_batch.items():
                 _take(streams[name], trace, batch, labels or {})
-        expected = _configured(model)
-        gates = {m.name: probe_gates(m, traces[m.name].x, k[m.name], expected=expected, seed=seed) for m in layers}
+        asked = dict(expected=_configured(model), factor=_factor(model), seed=seed)
+        gates = {m.name: probe_gates(m, traces[m.name].x, k[m.name], **asked) for m in layers}
         balance = probe_balance(model, first, layers, max(k.values()))
     for layer in layers:
         streams[layer.name].weight = layer.W.detach()
     return Report({name: stream.report(seed=seed) for name, stream in streams.items()}, gates, balance)
+
+
+def _readable(model: nn.Module, layers: list[Layer]) -> None:
+    """Refuses what the limits are not made for: in half precision they are larger than most gaps between logits."""
+    if not hasattr(model, "config"):
+        kind = type(model).__name__
+        raise ValueError(f"model: expected a model of transformers, got {kind} around one; hand over what it wraps")
+    coarse = {p.dtype for layer in layers for p in layer.block.parameters()} - {torch.float32, torch.float64}
+    if coarse:
+        names = ", ".join(sorted(map(str, coarse)))
+        raise ValueError(f"model: expected mixture layers in torch.float32, got {names}; hand over model.float()")
 
 
 def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
@@ -107,12 +140,17 @@ def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
 
 
 @contextmanager
-def _evaluated(model: nn.Module):
-    """The model without dropout and jitter, and afterwards as it was."""
+def _evaluated(model: nn.Module, vectors: list[nn.Parameter]):
+    """The model without dropout and jitter, with gradients in the routers' vectors alone, and afterwards as it was."""
     training = {module: module.training for module in model.modules()}
+    learning = {p: p.requires_grad for p in model.parameters()}
     try:
+        for p in learning:
+            p.requires_grad_(any(p is W for W in vectors))
         yield model.eval()
     finally:
+        for p, was in learning.items():
+            p.requires_grad_(was)
         for module, was in training.items():
             module.training = was
 
@@ -152,9 +190,12 @@ def _real(batch: Batch, tokens: int) -> Bool[Tensor, " n"]:
     return mask.flatten().bool()
 
 
-def _configured(model: nn.Module) -> str | None:
-    """The gate that the configuration names, if it says whether kept probabilities are normalized."""
+def _configured(model: nn.Module) -> tuple[str, ...]:
+    """The gates that the configuration allows, if it says whether kept gates are divided by their sum."""
     normalized = getattr(model.config, "norm_topk_prob", None)
-    if normalized is None:
-        return None
-    return topk_softmax.name if normalized else softmax_topk.name
+    return () if normalized is None else DIVIDED if normalized else DENIED
+
+
+def _factor(model: nn.Module) -> float:
+    """The constant by which the configuration multiplies every gate, as that of DeepSeek-V3 does."""
+    return getattr(model.config, "routed_scaling_factor", None) or 1.0

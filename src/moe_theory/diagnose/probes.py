@@ -30,6 +30,9 @@ GATES: dict[str, Callable[[Float[Tensor, "n M"], Bool[Tensor, "n M"]], Float[Ten
     "sigmoid_divided": lambda h, chosen: torch.sigmoid(h) * chosen / (torch.sigmoid(h) * chosen).sum(-1, keepdim=True),
 }
 
+#: Those that a configuration names by saying that kept gates are divided by their sum, or that they are not.
+DIVIDED, DENIED = (topk_softmax.name, "sigmoid_divided"), (softmax_topk.name, "sigmoid_topk")
+
 
 @dataclass(frozen=True)
 class GateReport:
@@ -39,7 +42,7 @@ class GateReport:
         where: name of the router; k: experts selected.
         gates: names in `GATES` of those whose output is the layer's; off: how far each is from it, relative, the
             farthest token over its limit; `gates` has those that are at most 1.
-        expected: the gate that the configuration names, if it does.
+        expected: the gates that the configuration allows; none where it names none.
         kept: smallest and largest sum of a token's gates.
         lowered: largest relative change of the output when an unselected logit falls by 1; as_first: what it is if a
             softmax over all comes first; limit: of rounding.
@@ -54,7 +57,7 @@ class GateReport:
     k: int
     gates: tuple[str, ...]
     off: dict[str, float]
-    expected: str | None
+    expected: tuple[str, ...]
     kept: tuple[float, float]
     lowered: float
     as_first: float
@@ -73,9 +76,9 @@ class GateReport:
         if not self.gates:
             name, off = min(self.off.items(), key=lambda pair: pair[1])
             found.append(Finding("gate", self.where, off, 1, f"times its limit from the nearest, {name}"))
-        elif self.expected and self.expected not in self.gates:
-            off = self.off[self.expected]
-            found.append(Finding("config", self.where, off, 1, f"computed {named}, configured {self.expected}"))
+        elif self.expected and not set(self.expected) & set(self.gates):
+            off, configured = min(self.off[name] for name in self.expected), " or ".join(self.expected)
+            found.append(Finding("config", self.where, off, 1, f"computed {named}, configured {configured}"))
         if self.gradient <= self.limit:
             found.append(Finding("gradient", self.where, self.gradient, self.limit, f"K = {self.k}: none but rounding"))
         elif self.apart > 1:
@@ -86,12 +89,14 @@ class GateReport:
         return found
 
 
-def probe_gates(layer: Layer, x: Float[Tensor, "n d"], k: int, *, expected: str | None, seed: int) -> GateReport:
+def probe_gates(
+    layer: Layer, x: Float[Tensor, "n d"], k: int, *, expected: tuple[str, ...], factor: float, seed: int
+) -> GateReport:
     """Asks a layer what its gates are, at the first of n tokens whose selection is decided.
 
     Args:
         layer: the layer, in its own precision; x: what its router reads; k: experts selected.
-        expected: the gate that the configuration names, if it does.
+        expected: the gates that the configuration allows; factor: the constant by which it multiplies them.
         seed: draws the directions of the slopes.
     """
     layer = layer.double()
@@ -104,7 +109,7 @@ def probe_gates(layer: Layer, x: Float[Tensor, "n d"], k: int, *, expected: str 
         traces = [layer(token[None]) for token in x]
         f = layer.answers(x, traces[0].masks)
         chosen, gates, F = (torch.cat([getattr(t, name) for t in traces]) for name in ("chosen", "gates", "F"))
-        off = {name: float((_off(F, gate(h, chosen), f) / limit).max()) for name, gate in GATES.items()}
+        off = {name: float((_off(F, factor * gate(h, chosen), f) / limit).max()) for name, gate in GATES.items()}
         lowered, as_first = lower_one(layer, x, h, chosen, F)
     c = torch.randn(F.shape, generator=torch_stream(seed, "probes"), dtype=torch.float64).to(F.device)
     size = torch.einsum("nm,nmd,nd->nm", gates.double(), f, c).abs().sum(1)
@@ -121,7 +126,7 @@ def probe_gates(layer: Layer, x: Float[Tensor, "n d"], k: int, *, expected: str 
         as_first=as_first,
         limit=float(limit.max()),
         gradient=float((slopes.norm(dim=1) / size).max()),
-        apart=_apart(named, slopes, h, f, c, k, chosen, 4 * limit * size),
+        apart=_apart(named, slopes, h, factor * f, c, k, chosen, 4 * limit * size),
         jump=jump_at_tie(h, f, F, chosen, gates, k),
         nearest=nearest_experts(f),
         alike=4 * layer.hidden * torch.finfo(f.dtype).eps,

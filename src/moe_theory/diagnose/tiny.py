@@ -58,6 +58,17 @@ FAMILIES = {
     "Switch": Family("SwitchTransformers", "ForConditionalGeneration", "num_experts", SWITCH),
 }
 
+#: Stacks of Switch Transformers with several layers of experts each, which a loss may pool.
+STACKS = dict(num_layers=4, num_decoder_layers=4, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2)
+
+#: Another size for each family: three times as wide, twelve experts, more layers. Three of the experts are selected
+#: there, where two are at the first size.
+OTHER = {
+    name: STACKS | dict(d_model=96, num_experts=12)
+    if name == "Switch"
+    else {"hidden_size": 96, "num_hidden_layers": 3, family.count: 12}
+    for name, family in FAMILIES.items()
+}
 
 #: The first version of transformers whose models are known to record what is read here.
 LEAST = "5.23"
@@ -338,15 +349,15 @@ def expected(fault: Fault, model: nn.Module, batches: list[dict[str, Tensor]]) -
     """
     silent = getattr(model.config, "norm_topk_prob", None) is None
     found = fault.found - {"config"} if silent else fault.found
-    return found | {"dead"} if starves(model, batches, fault.k) else found
+    return found | {"dead"} if starves(model, batches) else found
 
 
 @torch.no_grad()
-def starves(model: nn.Module, batches: list[dict[str, Tensor]], k: int) -> bool:
+def starves(model: nn.Module, batches: list[dict[str, Tensor]]) -> bool:
     """Whether an expert of some layer is never among those of the largest logits that the model returns."""
     outputs = [model(**batch, output_router_logits=True) for batch in batches]
     names = [name for name in outputs[0] if name.endswith("router_logits")]
-    k = 1 if "encoder_router_logits" in names else k
+    k = 1 if "encoder_router_logits" in names else model.config.num_experts_per_tok
     for name in names:
         for layer in zip(*(output[name] for output in outputs), strict=True):
             chosen = torch.cat([topk_set(h.flatten(0, -2), k) for h in layer])

@@ -37,7 +37,7 @@ from moe_theory.streams import torch_stream
 from moe_theory.tasks.regression import sample_regression, uniform_inputs
 from moe_theory.theory.fisher import descent_law
 from moe_theory.training.least_squares import least_squares
-from moe_theory.training.sgd import stochastic_descent
+from moe_theory.training.sgd import stochastic_descent, stochastic_descents
 
 SIZES = (1_000, 2_154, 4_642, 10_000, 21_544, 46_416, 100_000)
 FROM = 10_000  # the least size from which exponents of least squares in d = 32 are fitted
@@ -46,6 +46,7 @@ COMPARED = ("linear", "cosine", "perturbed")  # the routers of the grids: a new 
 NEAR, FAR = 0.1, 1.0  # standard deviation of a start about the truth, in those of the truth's parameters
 EPOCHS, RATE = 10, 0.1  # of E.1
 DRAWS = 60  # from the law of the losses after so many steps
+TOGETHER, LARGEST = 10, 21_544  # repetitions and size of `batches`, for their cost
 N_STARTS = 10  # data sets of size FROM that are fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 DIGITS = 6  # of what is stored
@@ -75,6 +76,8 @@ READINGS = {
     "one batch, start at 0.01": dict(near=1e-2, batch="all"),
     "batches of 100, start at 0.1": dict(near=NEAR, batch=100),
 }
+#: Two more, of `batches`; the three were read first.
+READINGS |= {f"batches of 100, start at {near:g}": dict(near=near, batch=100) for near in (1e-2, 1e-4)}
 
 
 def lse() -> list[dict]:
@@ -100,10 +103,17 @@ def starts() -> list[dict]:
 def sgd() -> list[dict]:
     """Figures 1 and 2 by the paper's procedure; 1a at the regular truth, too, and from one more distance."""
     pairs = [dict(figure=f, truth="paper", router=r) for f, figure in FIGURES.items() for r in figure.routers]
-    keys = [{**pair, **how} for pair in pairs for how in READINGS.values()]
+    keys = [{**pair, **how} for pair in pairs for how in list(READINGS.values())[:3]]
     regular = [dict(near=near, batch="all") for near in (1e-4, 1e-3, 1e-2)]
     keys += [dict(figure="1a", truth="regular", router=r, **how) for r in FIGURES["1a"].routers for how in regular]
     return [dict(**key, n=n, rep=rep) for n in SIZES for rep in range(REPETITIONS) for key in keys]
+
+
+def batches() -> list[dict]:
+    """Figures 1 and 2 by batches of 100 from the two nearer starts, up to `LARGEST`; `TOGETHER` make a row."""
+    pairs = [dict(figure=f, router=r) for f, figure in FIGURES.items() for r in figure.routers]
+    more = list(READINGS.values())[3:]
+    return [dict(**pair, **how, n=n, reps=TOGETHER) for n in SIZES if n <= LARGEST for how in more for pair in pairs]
 
 
 def smoke(grid: list[dict]) -> list[dict]:
@@ -236,19 +246,24 @@ def starts_row(key: dict) -> dict:
     return rounded(values, DIGITS)
 
 
+def _descent(key: dict, G: MixingMeasure, rep: int) -> tuple:
+    """True function, data, start and the cells of its atoms in one repetition of a figure."""
+    figure = FIGURES[key["figure"]]
+    source = ROUTERS[figure.true_router or key["router"]]()
+
+    def f(x: Tensor) -> Tensor:
+        return true_function(G, source, figure.expert, x)
+
+    return f, *sample_regression(f, key["n"], D, 1 + rep), *near(G, figure.k, key["near"], 1000 + rep)
+
+
 def sgd_row(key: dict) -> dict:
     """The paper's procedure on one data set of one figure; losses before and after, and the errors taken apart.
 
     With `epochs` in the key, so many of them.
     """
     figure, G, router, n = FIGURES[key["figure"]], truth(key["truth"]), ROUTERS[key["router"]](), key["n"]
-    source = ROUTERS[figure.true_router or key["router"]]()
-
-    def f(x: Tensor) -> Tensor:
-        return true_function(G, source, figure.expert, x)
-
-    x, y = sample_regression(f, n, D, 1 + key["rep"])
-    start, cell = near(G, figure.k, key["near"], 1000 + key["rep"])
+    f, x, y, start, cell = _descent(key, G, key["rep"])
     batch = n if key["batch"] == "all" else key["batch"]
     how = dict(epochs=key.get("epochs", EPOCHS), rate=RATE, batch=batch, seed=2000 + key["rep"])
     end = stochastic_descent(x, y, start, router, figure.expert, **how)
@@ -259,11 +274,53 @@ def sgd_row(key: dict) -> dict:
     return rounded(values | before | losses(end, G) | parts(end, G, router, cell), DIGITS)
 
 
+def batches_row(key: dict) -> dict:
+    """The first `reps` repetitions of a row of `sgd`, descended together; losses by repetition."""
+    figure, G, router, reps = FIGURES[key["figure"]], truth("paper"), ROUTERS[key["router"]](), range(key["reps"])
+    _, x, y, starts, _ = zip(*(_descent(key, G, rep) for rep in reps), strict=True)
+    how = dict(epochs=EPOCHS, rate=RATE, batch=key["batch"], seeds=[2000 + rep for rep in reps])
+    ends = stochastic_descents(torch.stack(x), torch.stack(y), list(starts), router, figure.expert, **how)
+    before, after = ([losses(one, G) for one in some] for some in (starts, ends))
+    found = {f"{kind}_start": [one[kind] for one in before] for kind in ("L2", "L3")}
+    return rounded(found | {kind: [one[kind] for one in after] for kind in ("L2", "L3")}, DIGITS)
+
+
+def by_repetition(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `batches` as rows of `sgd`, one for each repetition."""
+    kinds = ["L2_start", "L3_start", "L2", "L3"]
+    single = rows.assign(truth="paper", rep=[list(range(reps)) for reps in rows["reps"]]).explode(["rep", *kinds])
+    return single.astype(dict.fromkeys(kinds, float) | dict(rep=int))
+
+
+def checked(figures: tuple[str, ...]) -> list[dict]:
+    """Keys of rows of `sgd` that a chapter computes again: of each router and start one with few examples at least."""
+    at = ((1e-4, 1_000), (1e-4, 4_642), (1e-2, 2_154), (NEAR, 1_000))
+    return [
+        dict(figure=f, truth="paper", router=r, near=near, n=n, rep=0)
+        for f in figures
+        for r in FIGURES[f].routers
+        for near, n in at
+    ]
+
+
+def approximation(figure: str, kind: str, seed: int) -> tuple[float, float]:
+    """The best fit of a router without noise to data from the paper's truth under the linear one, from a near start.
+
+    Returns:
+        Its loss L_3, and the distance of its function from the true one.
+    """
+    G, x, expert = truth("paper"), uniform_inputs(5_000, D, seed + 1), FIGURES[figure].expert
+    y, (start, _) = regression_function(G, x, ROUTERS["linear"](), expert), near(G, K, NEAR, seed)
+    fit = least_squares(x[None], y[None], [start], ROUTERS[kind](), expert, tolerance=1e-3, steps=40)
+    return losses(normalized(fit.G[0], G), G)["L3"], float((fit.sse[0] / len(x)).sqrt())
+
+
 def slopes(rows: pd.DataFrame, figure: str) -> dict[str, dict[str, Exponent]]:
-    """By reading and router, the power of n of the mean loss that a figure plots, from rows of `sgd`."""
+    """By reading and router, the power of n of the mean loss that a figure plots, from rows like those of `sgd`."""
     rows, found = rows[(rows["figure"] == figure) & (rows["truth"] == "paper")], {}
     for name, how in READINGS.items():
-        by_router = {r: rows[(rows["router"] == r) & (rows["near"] == how["near"])] for r in FIGURES[figure].routers}
+        read = rows[(rows["near"] == how["near"]) & (rows["batch"].astype(str) == str(how["batch"]))]
+        by_router = {r: read[read["router"] == r] for r in FIGURES[figure].routers}
         loss = FIGURES[figure].loss
         found[name] = {r: exponent_by_size(some, loss, power=1) for r, some in by_router.items()}
     return found

@@ -1,7 +1,13 @@
-"""The CNN of Chen et al. (2022) for small images: layers and a linear head, which reads the embedding of Figure 4."""
+"""The networks of Chen et al. (2022) for small images: the CNN, and MobileNetV2 and ResNet18 made small for two cores.
+
+Each is a stack of layers and a linear head, which reads the embedding of Figure 4. In a mixture each expert normalizes
+a batch by its own examples in training, down to the pixels of a single one, and by running means in the test.
+"""
 
 import math
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
@@ -25,7 +31,8 @@ class ImageNetwork(nn.Module):
                 fan_in = layer.weight[0].numel()
                 gain = 2 if isinstance(layer, nn.Conv2d) else 1
                 nn.init.normal_(layer.weight, std=math.sqrt(gain / fan_in), generator=rng)
-                nn.init.zeros_(layer.bias)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def embedding(self, x: Float[Tensor, "n C side side"]) -> Float[Tensor, "n d"]:
         """What the head reads."""
@@ -34,6 +41,25 @@ class ImageNetwork(nn.Module):
     def forward(self, x: Float[Tensor, "n C side side"]) -> Float[Tensor, "n o"]:
         """The answers to n images."""
         return self.head(self.layers(x))
+
+
+def _convolution(channels: int, out: int, size: int, stride: int = 1, *, groups: int = 1) -> list[nn.Module]:
+    """A convolution without bias, and batch normalization."""
+    conv = nn.Conv2d(channels, out, size, stride, size // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(out)]
+
+
+class Residual(nn.Module):
+    """`x + f(x)`, or `g(x) + f(x)` where f changes the shape, with or without a ReLU on the sum."""
+
+    def __init__(self, f: list[nn.Module], g: list[nn.Module] | None = None, *, relu: bool):
+        super().__init__()
+        self.f, self.g, self.relu = nn.Sequential(*f), nn.Sequential(*(g or [])), relu
+
+    def forward(self, x: Float[Tensor, "n C H H"]) -> Float[Tensor, "n D G G"]:
+        """The sum."""
+        z = self.g(x) + self.f(x)
+        return F.relu(z) if self.relu else z
 
 
 def cnn(channels: int, side: int, outputs: int, width: int, rng: Generator) -> ImageNetwork:
@@ -47,22 +73,37 @@ def cnn(channels: int, side: int, outputs: int, width: int, rng: Generator) -> I
     return ImageNetwork(nn.Sequential(*layers, nn.Flatten()), 2 * width * (side // 4) ** 2, outputs, rng)
 
 
-def multiplications() -> dict[str, int]:
-    """How many the convolutions of the paper's larger networks need for one image with 3 channels and a side of 32.
+def resnet18(channels: int, side: int, outputs: int, width: int, rng: Generator) -> ImageNetwork:
+    """ResNet18 (He et al. 2016) made small: one block of two convolutions to a stage where it has two.
 
-    ResNet18 (He et al. 2016) and MobileNetV2 (Sandler et al. 2018, Table 2), their first convolution at full size.
+    The first convolution halves the side and has `width` filters, ResNet18's 64. Each of four stages has twice the
+    channels of the one before, the middle two half its side; the last is averaged over its pixels.
     """
-    resnet, c = 9 * 3 * 64 * 32**2, 64
-    for stage in range(4):  # four convolutions of size 3, and beside the first a 1 x 1
-        out, pixels = 64 * 2**stage, (32 >> stage) ** 2
-        resnet += pixels * out * (9 * (c + 3 * out) + c * (stage > 0))
+    layers, c = [*_convolution(channels, width, 3, 2), nn.ReLU()], width
+    for stage in range(4):
+        out, stride = width * 2**stage, 2 if stage in (1, 2) else 1
+        f = [*_convolution(c, out, 3, stride), nn.ReLU(), *_convolution(out, out, 3)]
+        layers.append(Residual(f, _convolution(c, out, 1, stride) if c != out else None, relu=True))
         c = out
-    mobilenet, c, side = 9 * 3 * 32 * 32**2, 32, 32
-    blocks = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    for t, out, repeats, stride in blocks:  # widen t times by 1 x 1, filter each channel, narrow by 1 x 1
-        for step in [stride] + [1] * (repeats - 1):
-            mobilenet += side**2 * t * c**2 * (t > 1)
-            side //= step
-            mobilenet += side**2 * t * c * (9 + out)
-            c = out
-    return {"MobileNetV2": mobilenet + side**2 * c * 1280, "ResNet18": resnet}
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return ImageNetwork(nn.Sequential(*layers), c, outputs, rng).to(memory_format=torch.channels_last)
+
+
+def mobilenet(channels: int, side: int, outputs: int, width: int, rng: Generator) -> ImageNetwork:
+    """MobileNetV2 (Sandler et al. 2018) made small: five blocks where it has 17, which widen 4 times in place of 6.
+
+    A block widens by 1 x 1, filters each channel by 3 x 3, and narrows by 1 x 1. The first convolution halves the side
+    and has `width` filters, MobileNetV2's 32.
+    """
+    layers, c = [*_convolution(channels, width, 3, 2), nn.ReLU6()], width
+    for out, stride in ((width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)):
+        f = [*_convolution(c, 4 * c, 1), nn.ReLU6(), *_convolution(4 * c, 4 * c, 3, stride, groups=4 * c), nn.ReLU6()]
+        f += _convolution(4 * c, out, 1)
+        layers += [Residual(f, relu=False)] if c == out else f
+        c = out
+    layers += [*_convolution(c, 8 * width, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return ImageNetwork(nn.Sequential(*layers), 8 * width, outputs, rng).to(memory_format=torch.channels_last)
+
+
+#: The networks by the names that stored rows have for them.
+NETWORKS = {"CNN": cnn, "MobileNetV2": mobilenet, "ResNet18": resnet18}

@@ -2,7 +2,10 @@
 
 import ast
 import hashlib
+import io
+import itertools
 import json
+import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -77,7 +80,24 @@ class Mutant:
 
 @cache
 def _syntax(cell: str) -> str:
-    return ast.unparse(ast.parse(cell))
+    """A cell without its layout, as Python 3.11 writes it."""
+    text = ast.unparse(ast.parse(cell))
+    return _requoted(text) if hasattr(tokenize, "FSTRING_START") else text
+
+
+def _requoted(text: str) -> str:
+    """Double quotes around each f-string with single ones inside; since 3.12 `ast.unparse` leaves them single, too."""
+    ends = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
+    opened, letters = [], list(text)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        at = ends[token.start[0] - 1] + token.start[1]
+        if token.type == tokenize.FSTRING_START:
+            opened.append(at + 1)
+        elif token.type == tokenize.FSTRING_END:
+            start = opened.pop()
+            if not opened and token.string == "'" and "'" in text[start + 1 : at]:
+                letters[start] = letters[at] = '"'
+    return "".join(letters)
 
 
 @cache

@@ -55,7 +55,7 @@ def draw_problem(runs: int, steps: int, *, seed: int) -> Problem:
 
 
 def trained(
-    problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float, loss: Loss = LOGISTIC
+    problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float, loss: Loss
 ) -> Float[Tensor, "R M d"]:
     """The experts after N steps of SGD from 0, for each run."""
     x, y = problem.x, problem.y
@@ -71,7 +71,7 @@ def final_losses(
     problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float
 ) -> Float[Tensor, "R u"]:
     """Losses at all points after N steps from 0, for each run; the last gates are those of the evaluation."""
-    theta = trained(problem, data, gates, alpha)
+    theta = trained(problem, data, gates, alpha, LOGISTIC)
     return LOGISTIC.value(torch.einsum("rm,rmd,pd->rp", gates[:, -1], theta, problem.x), problem.y)
 
 
@@ -93,31 +93,35 @@ def overlap(h: Float[Tensor, " M"], k: int, gate: str) -> float:
     return float(mean_gates(h, pl.subsets(len(h), k), gate).square().sum())
 
 
-def anew_bound(problem: Problem, k: int, gates: Callable, gate: str, alpha: float) -> float:
-    """`2 alpha N / n |E gate| max |gate|`, for lambda_1 = G = 1 and sets drawn anew, the largest over the draws.
+def anew_bound(problem: Problem, k: int, gates_of: Callable, gate: str, alpha: float) -> float:
+    """`2 alpha N / n |E gate| max |gate|` for lambda_1 = G = 1 and sets drawn anew, the maximum over the draws.
 
-    Args:
-        gates: gives the gates of `problem`'s logits and noise; called with h, k and the noise.
-        gate: its name among `plackett_luce.GATES`.
+    `gates_of(h, k, noise)` has the gates, `gate` is their name among `plackett_luce.GATES`.
     """
-    drawn = gates(problem.h.expand(problem.noise.shape), k, problem.noise)
-    steps = problem.index.shape[1]
-    return 2 * alpha * steps / len(DATA) * overlap(problem.h, k, gate) ** 0.5 * float(drawn.norm(dim=-1).max())
+    drawn = gates_of(problem.h.expand(problem.noise.shape), k, problem.noise)
+    return (
+        2
+        * alpha
+        * problem.index.shape[1]
+        / len(DATA)
+        * overlap(problem.h, k, gate) ** 0.5
+        * float(drawn.norm(dim=-1).max())
+    )
 
 
-def equal_logits(x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, steps: int, rng: torch.Generator) -> Problem:
+def equal_logits(x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, N: int, rng: torch.Generator) -> Problem:
     """M experts with equal logits: all 4^N sequences of visits, each with noise of its own."""
-    index = torch.cartesian_prod(*[torch.arange(len(DATA))] * steps).reshape(-1, steps)
-    return Problem(x, y, x.new_zeros(M), index, gumbel((len(index), steps + 1, M), rng, x.dtype))
+    index = torch.cartesian_prod(*[torch.arange(len(DATA))] * N).reshape(-1, N)
+    return Problem(x, y, x.new_zeros(M), index, gumbel((len(index), N + 1, M), rng, x.dtype))
 
 
-def fresh_stability(problem: Problem, K: int, alpha: float, loss: Loss = LOGISTIC) -> float:
-    """`stability` for equal logits with gates 1/K on sets drawn anew at each visit and for the evaluation.
+def fresh_stability(problem: Problem, k: int, alpha: float, loss: Loss) -> float:
+    """`stability` for equal logits with gates 1/k on sets drawn anew at each visit and for the evaluation.
 
     A layer is read with its last set and all M cyclic shifts of it: each is a set as random as the first, so the
     mean is the same, with less noise.
     """
-    gates = topk_set(problem.noise, K).to(problem.x.dtype) / K
+    gates = topk_set(problem.noise, k).to(problem.x.dtype) / k
     shifted = torch.stack([gates[:, -1].roll(s, 1) for s in range(gates.shape[2])])
 
     def read(data):
@@ -128,27 +132,27 @@ def fresh_stability(problem: Problem, K: int, alpha: float, loss: Loss = LOGISTI
     return max(float((first - read(other)).abs().mean((0, 1)).max()) for other in NEIGHBOURS)
 
 
-def fresh_bound(alpha: float, curvature: float, K: int, M: int, N: int, n: int) -> float:
+def fresh_bound(alpha: float, curvature: float, k: int, M: int, N: int, n: int) -> float:
     """The smaller of the two bounds on that for a loss of slope at most 1 and `curvature` at most, Jacobians at most 1.
 
-    `2 alpha N / n` times `1 / sqrt(K M)`, or times `((1 + q)^N - 1) / (q N M)` with `q = alpha curvature (K - 1) /
-    (K M)`.
+    `2 alpha N / n` times `1 / sqrt(k M)`, or times `((1 + q)^N - 1) / (q N M)` with `q = alpha curvature (k - 1) /
+    (k M)`.
     """
-    q = alpha * curvature * (K - 1) / (K * M)
-    growth = math.expm1(N * math.log1p(q)) / (q * N) if K > 1 else 1.0
-    return 2 * alpha * N / n * min((K * M) ** -0.5, growth / M)
+    q = alpha * curvature * (k - 1) / (k * M)
+    growth = math.expm1(N * math.log1p(q)) / (q * N) if k > 1 else 1.0
+    return 2 * alpha * N / n * min((k * M) ** -0.5, growth / M)
 
 
 def fresh_sweep(
-    loss: Loss, x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, N: int, rule: Callable, rng: torch.Generator
+    loss: Loss, x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, N: int, share_of: Callable, rng: torch.Generator
 ) -> list[dict[str, float]]:
-    """For K = 1, 2, 4, ..., M, with steps of `rule(K) / curvature`: `eps`, the stability; `bound`, its bound; and
+    """For k = 1, 2, 4, ..., M, with steps of `share_of(k) / curvature`: `eps`, the stability; `bound`, its bound; and
     `lead`, what `fresh_witness` has."""
     problem, rows = equal_logits(x, y, M, N, rng), []
-    for K in (2**k for k in range(M.bit_length())):
-        alpha, n = rule(K) / loss.curvature, len(DATA)
-        eps, bound = fresh_stability(problem, K, alpha, loss), fresh_bound(alpha, loss.curvature, K, M, N, n)
-        rows.append(dict(K=K, M=M, N=N, eps=eps, bound=bound, lead=2 * alpha * N / (n * M)))
+    for k in (2**i for i in range(M.bit_length())):
+        alpha, n = share_of(k) / loss.curvature, len(DATA)
+        eps, bound = fresh_stability(problem, k, alpha, loss), fresh_bound(alpha, loss.curvature, k, M, N, n)
+        rows.append(dict(K=k, M=M, N=N, eps=eps, bound=bound, lead=2 * alpha * N / (n * M)))
     return rows
 
 

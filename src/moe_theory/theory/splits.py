@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_theory.measure.voronoi import voronoi_loss
-from moe_theory.models.mixture import MixingMeasure, gates, regression_function
+from moe_theory.models.mixture import MixingMeasure, gates, jacobian, regression_function
 from moe_theory.models.routers import Router
 from moe_theory.streams import torch_stream
 
@@ -116,3 +116,23 @@ def bump_square(G: MixingMeasure, e: Float[Tensor, " q"], t: float, router: Rout
     bump = regression_function(split(G, {0: torch.stack([step, -step])}, router), strip, router)
     square = (bump - regression_function(G, strip, router)) ** 2 * (strip[:, i].abs() <= 1)
     return float(square.sum()) * width / LAYERS * area, t**3 / 6 * float(on_plane.sum() / a[i].abs()) * area
+
+
+def left_over(
+    G: MixingMeasure, e: Float[Tensor, " q"], t: float, router: Router, x: Float[Tensor, "n 3"]
+) -> tuple[float, float]:
+    """`|(1 - P) b|`, b the change of f by a split of eta_1 as in `bump_square`, e made a unit vector across eta_1.
+
+    P is the projection on the columns of the Jacobian of f. `|b|` is a quadrature, `|P b|` a mean over inputs x.
+
+    Returns:
+        It and the law for `|b|` at small t.
+    """
+    e = e - (e @ G.eta[0]) / (G.eta[0] @ G.eta[0]) * G.eta[0]
+    e = e / e.norm()
+    step = torch.cat([e.new_zeros(3), t * e])
+    bump = regression_function(split(G, {0: torch.stack([step, -step])}, router), x, router)
+    J, bump = jacobian(G, x, router), bump - regression_function(G, x, router)
+    g, H_plus = J.T @ bump, torch.linalg.pinv(J.T @ J, hermitian=True, rtol=1e-10)
+    whole, law = bump_square(G, e, t, router)
+    return (whole - float(g @ H_plus @ g) / len(x)) ** 0.5, law**0.5

@@ -81,9 +81,12 @@ class Problems(NamedTuple):
             return self
         return Problems(self.U[which], self.X[which], self.y[which], self.phi)
 
-    def rows(self, which: Int[Tensor, " m"]) -> "Problems":
-        """The examples named, of every problem."""
-        return Problems(self.U[:, which], self.X[:, which], self.y[:, which], self.phi)
+    def rows(self, which: Int[Tensor, "B m"]) -> "Problems":
+        """The examples named, of every problem its own."""
+        B, n = self.y.shape
+        flat = (which + n * torch.arange(B, device=which.device)[:, None]).flatten()
+        some = [a.flatten(0, 1).index_select(0, flat).unflatten(0, which.shape) for a in (self.U, self.X, self.y)]
+        return Problems(*some, self.phi)
 
 
 def problems(x: Float[Tensor, "B n d"], y: Float[Tensor, "B n"], router: Router, expert: str) -> Problems:
