@@ -1,0 +1,225 @@
+"""Code that picks a device, run on one on which mixing is an error: see `elsewhere`."""
+
+import ast
+import operator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pytest
+import torch
+from elsewhere import DEVICE, Elsewhere, MixedDevices, There
+
+from moe_theory import figures
+from moe_theory.models.rules import softmax_topk
+from moe_theory.mutants.slicing import needed
+from moe_theory.tasks.patches import PatchTask
+from moe_theory.theory import concentration, gates, single_expert, smoothing, threshold
+from moe_theory.theory import plackett_luce as pl
+from moe_theory.theory import router_gradient as rg
+from moe_theory.training import train_patch_moe, train_single_expert
+
+# --- the device itself --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tensors():
+    """A matrix elsewhere, one on the CPU, and a number there."""
+    with Elsewhere():
+        yield torch.eye(3, device=DEVICE), torch.eye(3), torch.tensor(2.0)
+
+
+def put(into, at, values):
+    into[at] = values
+    return into
+
+
+MIXED = {
+    "sum": operator.add,
+    "sum, the other way round": lambda a, c: c + a,
+    "number elsewhere": lambda a, c: a.sum() + c,
+    "comparison": torch.gt,
+    "choice": lambda a, c: torch.where(c > 0, a, a),
+    "product": operator.matmul,
+    "product with a vector": lambda a, c: a @ c[0],
+    "einsum": lambda a, c: torch.einsum("ij,jk->ik", a, c),
+    "linear layer": torch.nn.functional.linear,
+    "cat": lambda a, c: torch.cat([a, c]),
+    "stack": lambda a, c: torch.stack([c, a]),
+    "in place": lambda a, c: a.add_(c),
+    "in place, on the CPU": lambda a, c: c.add_(a),
+    "in place, on a number of the CPU": lambda a, c: c.sum().add_(a.sum()),
+    "into a tensor of the CPU": lambda a, c: torch.add(a, a, out=c),
+    "values put at indices": lambda a, c: put(a, torch.tensor([0, 2]), c[:2]),
+    "values put on the CPU": lambda a, c: put(c, torch.tensor([0, 2]), a[:2]),
+    "indices elsewhere": lambda a, c: c[a[0].long()],
+    "mask elsewhere": lambda a, c: c[a > 0],
+    "mask of the CPU, filled": lambda a, c: a.masked_fill(c > 0, 1.0),
+    "rows added": lambda a, c: a.index_add_(0, torch.tensor([0]), a[:1]),
+    "gather": lambda a, c: a.gather(0, c.long()),
+    "linear system": torch.linalg.solve,
+    "search": lambda a, c: torch.searchsorted(a[0], c[0]),
+    "equality": torch.equal,
+    "draws": lambda a, c: torch.rand(3, generator=torch.Generator(), device=a.device),
+    "draws in place": lambda a, c: a.normal_(generator=torch.Generator()),
+    "under vmap": lambda a, c: torch.func.vmap(lambda row: row @ c)(a),
+    "under grad": lambda a, c: torch.func.grad(lambda x: (x * c).sum())(a),
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_a_mixture_is_refused(tensors, kind):
+    a, c, _ = tensors
+    with pytest.raises(MixedDevices):
+        MIXED[kind](a, c)
+
+
+def test_numpy_sees_only_the_cpu(tensors):
+    for see in (np.asarray, lambda t: t.numpy()):
+        with pytest.raises(TypeError, match=r"Tensor\.cpu"):
+            see(tensors[0])
+
+
+ALLOWED = {
+    "with its own kind": lambda a, c, z: a @ a + torch.cat([a, a])[:3],
+    "copied there": lambda a, c, z: a + c.to(a.device) + c.to(a),
+    "copied into it": lambda a, c, z: torch.zeros_like(a).copy_(c),
+    "a row set": lambda a, c, z: put(a, 0, c[0]),
+    "Python's number": lambda a, c, z: put(2 * a - 1, (0, 0), 7),
+    "a number of the CPU": lambda a, c, z: torch.maximum(a * z, z) ** z,
+    "that number put and filled": lambda a, c, z: put(a.masked_fill(a > 0, z), torch.tensor([1]), z),
+    "indices of the CPU": lambda a, c, z: a[torch.tensor([2, 0])],
+    "a list of indices": lambda a, c, z: put(a[:, [0, 2]], [1], 5),
+    "mask of the CPU": lambda a, c, z: a[c > 0],
+    "made beside it": lambda a, c, z: a + a.new_tensor([1.0, 2.0, 3.0]) + a.new_zeros(3) + torch.ones_like(a),
+    "made there": lambda a, c, z: a * torch.arange(3, device=a.device) + torch.tensor([1, 2, 3], device=a.device),
+    "a derivative": lambda a, c, z: torch.func.hessian(lambda x: (x**3).sum())(a[0]),
+    "a shape changed in place": lambda a, c, z: (a[0] @ a) + a.clone().unsqueeze_(0).squeeze_(0),
+    "factors": lambda a, c, z: torch.linalg.svd(a + 1).S,
+}
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_what_does_not_mix_gives_the_same_numbers(tensors, kind):
+    a, c, z = tensors
+    found = ALLOWED[kind](a.clone(), c.clone(), z)
+    assert isinstance(found, There) and found.device == DEVICE
+    torch.testing.assert_close(found.cpu(), ALLOWED[kind](c.clone(), c.clone(), z))
+
+
+def test_copies_come_back_and_training_goes_on_there(tensors):
+    a, c, _ = tensors
+    assert type(a.cpu()) is torch.Tensor and (a.cpu() + c).sum() == 6 and a.tolist() == c.tolist()
+    layer = torch.nn.Linear(3, 2).to(a.device)
+    before = layer.weight.detach().cpu().clone()
+    optimizer = torch.optim.Adam(layer.parameters(), 0.1)
+    layer(a).square().sum().backward()
+    optimizer.step()
+    assert layer.weight.device == layer.weight.grad.device == DEVICE and not torch.equal(layer.weight.cpu(), before)
+
+
+# --- the package --------------------------------------------------------------------------------
+
+
+def real(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+SMALL = PatchTask(K=3, d=8)
+TRAIN, TEST = SMALL.sample(60, 1), SMALL.sample(40, 2)
+SHORT = dict(experts=3, filters=2, steps=4, record_every=2)
+
+
+def trained(to, **how):
+    (run,) = train_patch_moe(to(TRAIN), to(TEST), **SHORT, **how)
+    return [run.test_accuracy, run.history[-1]["loss"], run.history[-1]["dispatch"], *run.parameters.values()]
+
+
+def single(to):
+    model, history = train_single_expert(to(TRAIN), to(TEST), activation="relu", filters=4, epochs=3)
+    return [*model.parameters(), *(v for entry in history for v in entry.values() if isinstance(v, int | float))]
+
+
+CALLS = {
+    "Algorithm 1": trained,
+    "Algorithm 1, balanced, same start": lambda to: trained(to, balance=0.1, same_start=True, normalized=False),
+    "Algorithm 1 as released": lambda to: trained(to, variant="released", balance=0.1),
+    "one expert": single,
+    "routing probabilities": lambda to: [
+        smoothing.route_probabilities(to(real(5, 4)), noise, 0.7) for noise in ("uniform", "gaussian")
+    ],
+    "their slopes": lambda to: [smoothing.local_lipschitz(to(real(5, 4)), noise) for noise in ("uniform", "gaussian")],
+    "kept": lambda to: smoothing.keep_probability(to(real(5, 4)), 2, scale=0.5),
+    "jumps": lambda to: gates.jumps_at_ties(2, softmax_topk, to(real(5, 4)), to(real(5, 4, 2))),
+    "inclusion": lambda to: [
+        f(to(real(5)), 2) for f in (pl.inclusion_by_orders, pl.inclusion_by_sets, pl.inclusion_by_quadrature)
+    ],
+    "sampled output": lambda to: pl.expected_output(to(real(5)), to(real(5, 2)), 2, "selected"),
+    "boundary": lambda to: rg.boundary_term(
+        to(real(3, 2)), 1, rg.affine_loss(to(real(3, 2)), to(real(3)), softmax_topk)
+    ),
+    "mean gradient": lambda to: rg.mean_gradient(
+        to(real(3, 2)), 1, rg.affine_loss(to(real(3, 2)), to(real(3)), softmax_topk)
+    ),
+    "threshold": lambda to: [threshold.threshold_risk(to(real(1)[0]), softmax_topk)],
+    "threshold under noise": lambda to: threshold.noisy_threshold_risk(to(real(1)[0]), 0.3),
+    "margins": lambda to: single_expert.witness_margins(to(real(3).abs()), to(real(3).abs())),
+    "sums": lambda to: list(concentration.signal_sums(to(SMALL.sample(50, 0, torch.float64)), 3).values()),
+}
+
+
+def numbers(found):
+    """What a function gives, as a flat list of numbers."""
+    if isinstance(found, list | tuple):
+        return [n for part in found for n in numbers(part)]
+    return (found.detach().cpu().double() if isinstance(found, torch.Tensor) else np.asarray(found)).ravel().tolist()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_package_does_not_mix(name):
+    expected = numbers(CALLS[name](lambda x: x))
+    with Elsewhere():
+        found = numbers(CALLS[name](lambda x: x.to(DEVICE)))
+    assert len(found) and found == pytest.approx(expected, rel=1e-5, abs=1e-7, nan_ok=True)
+
+
+# --- the chapters that pick a device ------------------------------------------------------------
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PICK = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
+PICKING = [p.stem for p in sorted(NOTEBOOKS.glob("*.ipynb")) if PICK.replace('"', '\\"') in p.read_text()]
+
+
+def code(stem: str) -> list[str]:
+    return [c.source for c in nbformat.read(NOTEBOOKS / f"{stem}.ipynb", 4).cells if c.cell_type == "code"]
+
+
+def on_the_device(cells: list[str]) -> list[str]:
+    """The cells that move something there, those that read what was moved, and what these need; the others empty."""
+    read = [{n.id for n in ast.walk(ast.parse(c)) if isinstance(n, ast.Name)} for c in cells]
+    there = {i for i, c in enumerate(cells) if "(device)" in c}
+    of_them = set()
+    for i in there:
+        for line in ast.parse(cells[i]).body:
+            if isinstance(line, ast.Assign) and "(device)" in ast.unparse(line):
+                of_them |= {n.id for target in line.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    there |= {i for i in range(min(there), len(cells)) if read[i] & of_them}
+    run = set().union(*(needed(cells, i) for i in there))
+    return [c if i in run else "" for i, c in enumerate(cells)]
+
+
+def test_the_chapters_that_pick_a_device():
+    assert [stem[:2] for stem in PICKING] == ["01", "02", "03", "04", "07"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", PICKING)
+def test_a_chapter_does_not_mix(stem, monkeypatch):
+    monkeypatch.setattr(figures, "show", lambda figure, caption, alt: plt.close(figure))
+    monkeypatch.setattr(figures, "table", lambda frame, caption, digits=2: None)
+    names, before = {}, There.made
+    with Elsewhere():
+        for cell in on_the_device(code(stem)):
+            exec(cell.replace(PICK, f'device = "{DEVICE}"'), names)
+    assert There.made > before + 100, "little was computed there"
