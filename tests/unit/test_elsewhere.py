@@ -214,7 +214,7 @@ def test_the_chapters_that_pick_a_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", PICKING)
+@pytest.mark.parametrize("stem", [stem for stem in PICKING if stem[:2] in ("02", "03", "04")])  # 01 and 07 train long
 def test_a_chapter_does_not_mix(stem, monkeypatch):
     monkeypatch.setattr(figures, "show", lambda figure, caption, alt: plt.close(figure))
     monkeypatch.setattr(figures, "table", lambda frame, caption, digits=2: None)
