@@ -369,6 +369,6 @@ def stein_fit(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"], moments: i
 
 
 def relevant_share(W: Float[Tensor, "*batch M d"], relevant: int) -> Float[Tensor, "*batch"]:
-    """Dikkala, Section 3.1: sum of |w'_i|^2 over sum of |w_i|^2, w' the first `relevant` coordinates of w."""
+    """Dikkala et al., Section 3.1: sum of |w'_i|^2 over sum of |w_i|^2, w' the first `relevant` coordinates of w."""
     square = W.square().sum(-2)
     return square[..., : check.integer("relevant", relevant, 1)].sum(-1) / square.sum(-1)
