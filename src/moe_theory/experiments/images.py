@@ -64,7 +64,7 @@ def pilot_grid() -> list[dict]:
     return larger_grid([PILOT])
 
 
-def larger_grid(seeds=FEWER_SEEDS) -> list[dict]:
+def larger_grid(seeds=range(5)) -> list[dict]:
     """The larger networks, single and as a mixture, on both tasks, seed by seed."""
     each = itertools.product(seeds, LARGER)
     return [row for s, name in each for row in _grid(MODELS, network=name, seeds=[s], steps=LARGER_STEPS)]
