@@ -65,9 +65,10 @@ def pilot_grid() -> list[dict]:
 
 
 def larger_grid(seeds=range(5)) -> list[dict]:
-    """The larger networks, single and as a mixture, on both tasks, seed by seed."""
-    each = itertools.product(seeds, LARGER)
-    return [row for s, name in each for row in _grid(MODELS, network=name, seeds=[s], steps=LARGER_STEPS)]
+    """The larger networks on both tasks, seed by seed: single and as a mixture; on fewer seeds two controls."""
+    every = {s: MODELS + CONTROLS[:2] if s in FEWER_SEEDS else MODELS for s in seeds}
+    each = itertools.product(every, LARGER)
+    return [row for s, name in each for row in _grid(every[s], network=name, seeds=[s], steps=LARGER_STEPS)]
 
 
 def _grid(models, *, network="CNN", tasks=("plain", "rotated"), seeds=SEEDS, steps=STEPS) -> list[dict]:
