@@ -15,6 +15,7 @@ BY_POSITION = {
     "experiments/exponents:draw_block": ["seed"],
     "experiments/exponents:train": ["seed"],
     "experiments/rates:near": ["seed"],
+    "experiments/router_steps:turned": ["seed"],
     "figures:band": ["label", "style"],
     "figures:panels": ["rows", "columns"],
     "figures:power_law": ["style"],

@@ -60,10 +60,10 @@ def turned(optimizer: type[torch.optim.Optimizer], rate: float, scale: float, se
     return (vectors[0].detach().square().sum(1) / inner**2 - 1).sqrt()
 
 
-def outward(b: float, seed: int, steps: int = 200, rate: float = 0.01) -> float:
-    """Of the growth of squared radii under Adam with momentum b, the share of `2 beta . step`."""
+def outward(b: float, seed: int, *, steps: int = 200) -> float:
+    """Of the growth of squared radii under Adam with rate 0.01 and momentum b, the share of `2 beta . step`."""
     model = cl.made(dict(arm="cosine", seed=seed))
-    by = torch.optim.Adam(model.parameters(), rate, betas=(b, 0.999))
+    by = torch.optim.Adam(model.parameters(), 0.01, betas=(b, 0.999))
     vectors, along, beyond = [r.beta1 for r in cl.routers(model)], 0.0, 0.0
     for batch in batches(steps, seed):
         before = [beta1.detach().clone() for beta1 in vectors]
