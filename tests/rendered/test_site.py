@@ -35,7 +35,7 @@ def test_no_myst_is_left(path, refs):
     text = "\n".join(c.source for c in after.cells)
     assert "\\tag{1}" in text
     if path.name[0].isdigit():
-        assert "> **Theorem" in text or "> **Definition" in text
+        assert any(f"> **{kind}" in text for kind in ("Theorem", "Definition", "Proposition"))
         assert "<details><summary>Solution</summary>" in text
 
 
