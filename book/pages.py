@@ -27,8 +27,9 @@ FINDINGS = {
     "its patches, of whatever size, is right more often than $87.5\\,\\%$; the book builds one that reaches it.",
     "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, for any number of experts; the paper "
     "has $\\kappa M^2$, for sixteen experts 128 times as much.",
-    "chen-tab-11": "On the patch task thirty-two experts need neither normalized gradients nor a load-balancing "
-    "loss: as the algorithm is written plain descent trains them in all ten runs, at a rate that makes up for $1/M^2$.",
+    "chen-tab-11": "In setting 1 of the patch task thirty-two experts need neither normalized gradients nor a "
+    "load-balancing loss: as the algorithm is written plain descent trains them in all ten runs, at a rate that makes "
+    "up for $1/M^2$.",
     "smooth-prop-1": "Keep one expert first and take the softmax after that, and the router's gradient is zero in "
     "every example: backpropagation teaches such a router nothing, although the risk is not flat.",
     "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds that error "

@@ -30,7 +30,7 @@ VERDICTS = {
     "corrected": "true after a stated repair",
     "fails": "a counterexample is shown",
     "reproduced": "table or figure within a stated tolerance",
-    "differs": "not reproduced: ours, theirs and the likely reason side by side",
+    "differs": "not reproduced: ours and theirs side by side, with the likely reason where one is known",
     "trend": "asymptotic: a fitted exponent with its confidence interval",
     "untested": "the setting cannot be had here, or is not named and no choice met it; what was done is shown as that",
 }
