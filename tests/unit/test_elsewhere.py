@@ -2,6 +2,7 @@
 
 import ast
 import operator
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -12,13 +13,20 @@ import torch
 from elsewhere import DEVICE, Elsewhere, MixedDevices, There
 
 from moe_theory import figures, training
-from moe_theory.models.rules import softmax_topk
+from moe_theory.diagnose import compare_routers, diagnose_router
+from moe_theory.measure.dispatch import dispatch_entropy
+from moe_theory.measure.voronoi import voronoi_loss
+from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
+from moe_theory.models.routers import ROUTERS, CosineRouter, LinearRouter, PerturbedCosineRouter
+from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.mutants.slicing import needed
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory import concentration, gates, single_expert, smoothing, threshold
 from moe_theory.theory import plackett_luce as pl
 from moe_theory.theory import router_gradient as rg
 from moe_theory.training import train_patch_moe, train_single_expert
+from moe_theory.training.least_squares import least_squares
+from moe_theory.training.sgd import stochastic_descents
 
 # --- the device itself --------------------------------------------------------------------------
 
@@ -141,6 +149,47 @@ def single(to):
     return [*model.parameters(), *(v for entry in history for v in entry.values() if isinstance(v, int | float))]
 
 
+MEASURE, TRUTH = draw_measure(3, 2, 1), draw_measure(2, 2, 0, 0.5)
+
+
+def moved(G, to):
+    return MixingMeasure(to(G.beta0), to(G.beta1), to(G.eta))
+
+
+def parts(measures):
+    return [part for G in measures for part in (G.beta0, G.beta1, G.eta)]
+
+
+def descended(to, name):
+    """Least squares and stochastic descents, from one start each on two data sets."""
+    x, start, router = to(real(2, 40, 2)), [moved(TRUTH, to)] * 2, ROUTERS[name]()
+    fits = least_squares(x, x[..., 0], start, router, "tanh", steps=5)
+    ends = stochastic_descents(x, x[..., 0], start, router, "tanh", epochs=2, batch=10, seeds=[0, 1])
+    return [*parts(fits.G), fits.sse, *parts(ends)]
+
+
+def routed(to):
+    """Logits of each router as a layer, and their slope in its weights."""
+    found = []
+    for kind in (CosineRouter, PerturbedCosineRouter, LinearRouter):
+        layer = kind(4, 3)
+        for weight in layer.parameters():
+            weight.data += 0.1
+        x = to(real(5, 2, 4).float())
+        layer = layer.to(x.device)
+        logits = layer(x if kind is LinearRouter else x[:, 0])
+        logits.square().sum().backward()
+        found += [logits, *(weight.grad for weight in layer.parameters())]
+    return found
+
+
+def read_off(to):
+    """What `diagnose_router` finds in logits, loads as numbers."""
+    x, W = real(200, 3), real(6, 3)
+    report = diagnose_router(to(x @ W.T), k=2, labels={"sign": to((x[:, 0] > 0).long())}, x=to(x), W=to(W))
+    return [report.loads, report.undecided, report.changed, compare_routers(to(W), to(W + 1)).centred]
+
+
 CALLS = {
     "Algorithm 1": trained,
     "Algorithm 1, balanced, same start": lambda to: trained(to, balance=0.1, same_start=True, normalized=False),
@@ -165,6 +214,19 @@ CALLS = {
     "threshold": lambda to: [threshold.threshold_risk(to(real(1)[0]), softmax_topk)],
     "threshold under noise": lambda to: threshold.noisy_threshold_risk(to(real(1)[0]), 0.3),
     "margins": lambda to: single_expert.witness_margins(to(real(3).abs()), to(real(3).abs())),
+    "rules": lambda to: [rule(to(real(5, 4)), 2) for rule in (softmax_topk, topk_softmax)],
+    "regression functions": lambda to: [
+        f(moved(TRUTH, to), to(real(9, 2)), ROUTERS[name](), "relu")
+        for f in (regression_function, jacobian)
+        for name in ROUTERS
+    ],
+    "Voronoi losses": lambda to: [
+        voronoi_loss(moved(MEASURE, to), moved(TRUTH, to), kind) for kind in ("L1r", "L2", "L3")
+    ],
+    **{f"descents, {name}": partial(descended, name=name) for name in ROUTERS},
+    "layers": routed,
+    "dispatch entropy": lambda to: [dispatch_entropy(*(to(torch.tensor(v)) for v in ([0, 1, 2, 0], [0, 1, 1, 0])))],
+    "diagnosis": read_off,
     "sums": lambda to: list(concentration.signal_sums(to(SMALL.sample(50, 0, torch.float64)), 3).values()),
 }
 
