@@ -292,7 +292,7 @@ def linear_logits(
 ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
     """Logits `x W^T + b` in float64, and how far those computed in the precision of x may be from them.
 
-    A sum of d products is off by at most `(d + 1) eps` times the sum of their sizes.
+    A product of d entries and a bias are off by at most `roundings(d + 1)` times `eps / 2` and the sum of their sizes.
 
     Raises:
         ValueError: for hidden states of another width than W, or NaN entries.
@@ -303,4 +303,14 @@ def linear_logits(
     x, W = check.finite("x", x.detach()).double(), check.finite("W", W.detach()).double()
     b = torch.zeros_like(W[:, 0]) if b is None else b.detach().double()
     sizes = (x.abs() @ W.abs().T + b.abs()).amax(1)
-    return x @ W.T + b, (x.shape[1] + 1) * eps * sizes
+    return x @ W.T + b, roundings(x.shape[1] + 1) * eps / 2 * sizes
+
+
+def roundings(terms: int) -> float:
+    """By how many roundings a sum of so many terms may be off, relative to the sum of their sizes, to first order.
+
+    Each term goes through as many roundings as there are terms at most. If they are independent and have the mean 0,
+    the sum is off by more than `c sqrt(terms)` with a probability of at most `2 exp(-c^2 / 2)` (Hoeffding), for c = 8
+    3e-14.
+    """
+    return min(terms, 8 * math.sqrt(terms))

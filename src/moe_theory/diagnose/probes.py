@@ -1,8 +1,8 @@
 """What a layer computes, found by moving its router and by differentiating its output, whatever its configuration says.
 
-Every limit is one of rounding: logits of d products in single precision are off by `delta <= (d + 1) eps` times the sum
-of their sizes, a softmax of them by `2 delta + (M + 8) eps` of each gate. The layer is copied in float64, so that what
-else it computes rounds far below that.
+Every limit is one of rounding: logits of d products in single precision are off by `delta`, see `linear_logits`, a
+softmax of them by `2 delta + (M + 8) eps` of each gate. The layer is copied in float64, so that what else it computes
+rounds far below that.
 """
 
 from collections.abc import Callable
