@@ -13,13 +13,14 @@ from moe_theory.measure.tables import interval_sign, mean_interval
 
 
 def differences(
-    rows: pd.DataFrame, pairs: Iterable[str], network: str, column: str = "accuracy"
+    rows: pd.DataFrame, pairs: Iterable[str], network: str
 ) -> dict[str, dict[str, Float[np.ndarray, " seeds"]]]:
     """By pair, such as "moe - single", and by task, by how much one model is ahead of another, seed by seed.
 
     Args:
-        rows: with columns `network`, `task`, `seed`, `model` and `column`.
+        rows: with columns `network`, `task`, `seed`, `model` and `accuracy`.
         pairs: names of two models each; seeds and tasks that one of the two lacks are left out.
+        network: whose rows are compared.
 
     Returns:
         Differences by pair and task; of a pair on both tasks also "rotated less plain".
@@ -30,7 +31,7 @@ def differences(
     if (rows["network"] != network).all():
         raise ValueError(f"network: expected one of {sorted(rows['network'].unique())}, got {network!r}")
     of_task = {task: part for task, part in rows[rows["network"] == network].groupby("task")}
-    wide = {task: part.pivot(index="seed", columns="model", values=column) for task, part in of_task.items()}
+    wide = {task: part.pivot(index="seed", columns="model", values="accuracy") for task, part in of_task.items()}
     found = {}
     for pair in pairs:
         one, other = pair.split(" - ")
@@ -75,8 +76,8 @@ def nats_of_label(counts: ArrayLike) -> tuple[float, float]:
     return nats(counts.sum(1)), float(np.mean([nats(of_class) for of_class in counts.swapaxes(0, 1)]))
 
 
-def drawn_from(cluster: list[int], expert: list[int], counts: Int[np.ndarray, "K M"]) -> bool:
-    """Whether examples of these clusters and experts can be among those of a table: no cell has more than it counts."""
+def drawn_from(classes: list[int], sent_to: list[int], counts: Int[np.ndarray, "K M"]) -> bool:
+    """Whether examples of these classes and experts can be among those of a table: no cell has more than it counts."""
     shown = np.zeros_like(counts)
-    np.add.at(shown, (cluster, expert), 1)
+    np.add.at(shown, (classes, sent_to), 1)
     return bool((shown <= counts).all())
