@@ -314,7 +314,7 @@ def test_half_precision_is_refused(tiny, family, dtype):
         if family in fault.families:
             model = tiny.tiny(family, k=fault.k).to(dtype)
             fault.breaks(model)
-            with pytest.raises(ValueError, match=rf"layers in torch.float32, got {dtype}.*hand over model.float\(\)"):
+            with pytest.raises(ValueError, match=rf"layers in torch.float32, got {dtype}.*hand over a copy in float32"):
                 diagnose(model, tiny.batches(family, 1))
 
 
@@ -439,3 +439,34 @@ def test_bad_batches_are_named(tiny):
         diagnose(apart, tiny.batches("OLMoE", 1))
     with pytest.raises(ValueError, match="model: expected a model of transformers"):
         diagnose(tiny.tiny("OLMoE").model.layers[0].self_attn, [])
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_fault_of_the_kernel_that_runs_is_found(tiny, detached, monkeypatch):
+    """The copy asks the library's loop over experts: what runs is held against it."""
+    from transformers.integrations import moe
+
+    kernel = moe.ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+
+    def broken(self, hidden, experts, gates):
+        return kernel(self, hidden, experts, gates.detach() if detached else gates.flip(-1))
+
+    monkeypatch.setitem(moe.ALL_EXPERTS_FUNCTIONS._global_mapping, "grouped_mm", broken)
+    model, batches = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    assert {f.name for f in diagnose(model, batches).findings} == {"gate"}
+
+
+@pytest.mark.parametrize(
+    "chosen", [torch.zeros(5, 2, dtype=torch.int64), torch.ones(5, 6), torch.ones(5, 4, dtype=torch.bool)]
+)
+def test_what_is_no_mask_of_experts_is_refused(chosen):
+    with pytest.raises(ValueError, match="chosen: expected a mask of shape"):
+        diagnose_router(randn(5, 6), k=2, chosen=chosen)
+
+
+def test_a_model_is_diagnosed_where_nothing_is_differentiated(tiny):
+    model, batches = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    expected = diagnose(model, batches).layers()
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off:
+            assert diagnose(model, batches).layers().equals(expected)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
@@ -126,7 +126,7 @@ class RouterStream:
         self,
         h: Float[Tensor, "n M"],
         *,
-        chosen: Bool[Tensor, "n M"] | None = None,
+        chosen: Tensor | None = None,
         rounding: Float[Tensor, " n"] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -134,12 +134,13 @@ class RouterStream:
 
         Args:
             h: logits.
-            chosen: the experts that the tokens were sent to; by default those of the k largest logits.
+            chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
             rounding: error of the logits of each token; by default the resolution of their dtype at their size.
             labels: for each name a non-negative integer for each token.
 
         Raises:
-            ValueError: for logits that are no matrix of M columns, NaN, or arguments for another number of tokens.
+            ValueError: for logits that are no matrix of M columns, NaN or infinite, a mask of another shape or type, or
+                arguments for another number of tokens.
         """
         if h.ndim != 2 or h.shape[1] != self.experts:
             raise ValueError(f"h: expected logits of shape (n, {self.experts}), got {tuple(h.shape)}")
@@ -147,10 +148,15 @@ class RouterStream:
         if rounding is None:
             rounding = torch.finfo(h.dtype).eps * h64.abs().amax(1)
         wanted = topk_set(h64, self.k)
-        chosen = wanted if chosen is None else chosen.cpu()
+        chosen = wanted if chosen is None else torch.as_tensor(chosen).cpu()
         for name, value in {"chosen": chosen, "rounding": rounding, **(labels or {})}.items():
             if len(value) != len(h):
                 raise ValueError(f"{name}: expected {len(h)} entries, one for each token, got {len(value)}")
+        if chosen.dtype != torch.bool or chosen.shape != h.shape:
+            raise ValueError(
+                f"chosen: expected a mask of shape {tuple(h.shape)}, got {chosen.dtype} {tuple(chosen.shape)}; "
+                "numbers (n, k) become one by torch.zeros_like(h, dtype=torch.bool).scatter(1, numbers, True)"
+            )
         gap, complete = kept_gap(h64, self.k), chosen.sum(1) == self.k
         lead = h64.masked_fill(~chosen, -math.inf)
         self._keep(
@@ -249,7 +255,7 @@ def diagnose_router(
     h: Float[Tensor, "n M"],
     *,
     k: int,
-    chosen: Bool[Tensor, "n M"] | None = None,
+    chosen: Tensor | None = None,
     labels: Mapping[str, Tensor] | None = None,
     x: Float[Tensor, "n d"] | None = None,
     W: Float[Tensor, "M d"] | None = None,
@@ -261,7 +267,7 @@ def diagnose_router(
     Args:
         h: logits of n tokens.
         k: experts selected.
-        chosen: the experts that the tokens were sent to; by default those of the k largest logits.
+        chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
         labels: for each name a non-negative integer for each token.
         x, W: what the router read and its vectors, both or neither: the rounding of the logits and the share of the
             gauge are taken from them.
