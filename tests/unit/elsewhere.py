@@ -62,10 +62,13 @@ class Elsewhere(TorchDispatchMode):
     def __enter__(self):
         self.makers = _Makers()
         self.makers.__enter__()
+        # a module that is converted gets new parameters: what is put into old ones leaves their hidden numbers behind
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
         return super().__enter__()
 
     def __exit__(self, *raised):
         super().__exit__(*raised)
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
         self.makers.__exit__(*raised)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -100,6 +103,8 @@ def _is_there(device) -> bool:
 
 def call(func, args, kwargs):
     """An operation on the hidden numbers; what comes of it lies where its inputs lie, or where it says."""
+    if func is torch.ops.aten.histc.default and not args[0].is_floating_point():
+        return call(func, (args[0].double(), *args[1:]), kwargs)  # as CUDA does; the CPU counts no integers
     tensors = [*_of(Tensor, args), *_of(Tensor, kwargs.values())]
     hiding = [t for t in tensors if isinstance(t, There)]
     if hiding and len(hiding) < len(tensors):

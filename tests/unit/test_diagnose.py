@@ -2,11 +2,12 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 from moe_theory.diagnose import FINDINGS, RouterStream, compare_routers, diagnose, diagnose_router
-from moe_theory.diagnose.arrays import _by_chance, linear_logits, told
+from moe_theory.diagnose.arrays import _by_chance, linear_logits, roundings, told
 from moe_theory.diagnose.balance import POOLS, BalanceReport, _reads, balance_loss
 from moe_theory.diagnose.probes import nearest_experts
 from moe_theory.models.rules import topk_set
@@ -125,11 +126,30 @@ def test_the_gauge_share_is_that_of_the_mean():
     assert diagnose_router(x @ one.T, k=1, x=x, W=one).gauge == pytest.approx(1)
 
 
-def test_logits_round_within_their_limit():
-    x, W = randn(500, 64).float(), randn(8, 64).float()
+@pytest.mark.parametrize("d", [1, 32, 1_024, 4_096])
+@pytest.mark.parametrize("lean", [lambda t: t, torch.abs])
+def test_logits_round_within_their_limit(d, lean):
+    x, W = lean(randn(500, d)).float(), lean(randn(8, d)).float()
     exact, rounding = linear_logits(x, W)
     off = ((x @ W.T).double() - exact).abs().amax(1)
     assert (off <= rounding).all() and off.max() > 0
+
+
+def test_the_limit_on_a_logit_is_the_worst_case_for_short_sums_and_a_root_for_long_ones():
+    assert [roundings(n) for n in (1, 33, 64)] == [1, 33, 64]
+    assert roundings(4_096) == pytest.approx(2 * roundings(1_024)) == pytest.approx(512)
+
+
+@pytest.mark.parametrize("d", [2, 16])
+def test_a_product_added_term_by_term_rounds_within_its_limit(d):
+    """In numpy's half precision, one rounding after the other, where a processor cannot add in blocks."""
+    x, w = randn(300, d).half().numpy(), randn(1, d, seed=1).half().numpy()
+    total = x[:, 0] * w[0, 0]
+    for i in range(1, d):
+        total = total + x[:, i] * w[0, i]
+    exact, rounding = linear_logits(torch.from_numpy(x), torch.from_numpy(w))
+    share = np.abs(total - exact[:, 0].numpy()) / rounding.numpy()
+    assert 0.05 < share.max() <= 1
 
 
 def test_pools_of_a_loss_agree_where_there_is_one():
@@ -294,7 +314,7 @@ def test_half_precision_is_refused(tiny, family, dtype):
         if family in fault.families:
             model = tiny.tiny(family, k=fault.k).to(dtype)
             fault.breaks(model)
-            with pytest.raises(ValueError, match=rf"layers in torch.float32, got {dtype}.*hand over model.float\(\)"):
+            with pytest.raises(ValueError, match=rf"layers in torch.float32, got {dtype}.*hand over a copy in float32"):
                 diagnose(model, tiny.batches(family, 1))
 
 
@@ -419,3 +439,34 @@ def test_bad_batches_are_named(tiny):
         diagnose(apart, tiny.batches("OLMoE", 1))
     with pytest.raises(ValueError, match="model: expected a model of transformers"):
         diagnose(tiny.tiny("OLMoE").model.layers[0].self_attn, [])
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_fault_of_the_kernel_that_runs_is_found(tiny, detached, monkeypatch):
+    """The copy asks the library's loop over experts: what runs is held against it."""
+    from transformers.integrations import moe
+
+    kernel = moe.ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+
+    def broken(self, hidden, experts, gates):
+        return kernel(self, hidden, experts, gates.detach() if detached else gates.flip(-1))
+
+    monkeypatch.setitem(moe.ALL_EXPERTS_FUNCTIONS._global_mapping, "grouped_mm", broken)
+    model, batches = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    assert {f.name for f in diagnose(model, batches).findings} == {"gate"}
+
+
+@pytest.mark.parametrize(
+    "chosen", [torch.zeros(5, 2, dtype=torch.int64), torch.ones(5, 6), torch.ones(5, 4, dtype=torch.bool)]
+)
+def test_what_is_no_mask_of_experts_is_refused(chosen):
+    with pytest.raises(ValueError, match="chosen: expected a mask of shape"):
+        diagnose_router(randn(5, 6), k=2, chosen=chosen)
+
+
+def test_a_model_is_diagnosed_where_nothing_is_differentiated(tiny):
+    model, batches = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    expected = diagnose(model, batches).layers()
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off:
+            assert diagnose(model, batches).layers().equals(expected)

@@ -8,12 +8,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from elsewhere import DEVICE, Elsewhere, MixedDevices, There
 
 from moe_theory import figures, training
-from moe_theory.diagnose import compare_routers, diagnose_router
+from moe_theory.diagnose import compare_routers, diagnose, diagnose_router
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.measure.voronoi import voronoi_loss
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
@@ -244,6 +245,20 @@ def test_the_package_does_not_mix(name):
     with Elsewhere():
         found = numbers(CALLS[name](lambda x: x.to(DEVICE)))
     assert len(found) and found == pytest.approx(expected, rel=1e-5, abs=1e-7, nan_ok=True)
+
+
+@pytest.mark.slow
+def test_a_model_is_diagnosed_where_it_lies():
+    """With the library's loop over experts: its kernel for all at once cannot be asked here."""
+    pytest.importorskip("transformers", minversion="5.23")
+    from moe_theory.diagnose import tiny
+
+    model, (batch, *_) = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    model.set_experts_implementation("eager")
+    expected = diagnose(model, [batch])
+    with Elsewhere():
+        found = diagnose(model.to(DEVICE), [{name: values.to(DEVICE) for name, values in batch.items()}])
+    pd.testing.assert_frame_equal(found.layers(), expected.layers(), rtol=1e-4, atol=1e-6)
 
 
 # --- the chapters that pick a device ------------------------------------------------------------

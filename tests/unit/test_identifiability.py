@@ -38,7 +38,7 @@ from moe_theory.theory.identifiability import (
 )
 from moe_theory.theory.lower_bound import centred_ratio, loss_blocks, lower_bound_constant, smallest_ratio, whitened
 from moe_theory.theory.minimax import two_point_bound
-from moe_theory.theory.spare_bound import OneTooMany
+from moe_theory.theory.spare_bound import OneTooMany, lowest
 from moe_theory.theory.splits import bump_square, scaled, searched_sum, split
 from moe_theory.training.twice import fit
 
@@ -450,6 +450,17 @@ def test_one_expert_too_many_near_the_truth_changes_the_function_as_the_limit_sa
     change, loss = near.limit()(p)
     there = near.at(1e-3)(torch.cat([p, real([0.7])]))
     assert abs(float(there[0] / there[1] / (change / loss)) - 1) < 0.02
+
+
+def test_the_lowest_ratios_are_below_those_of_their_starts_and_near_their_limit():
+    G, x = centred(draw_measure(2, 3, 0, router_scale=0.1), PERTURBED), uniform_inputs(100, 3, 1)
+    pair, starts = OneTooMany(G, 1, x, PERTURBED, "tanh"), normal(2, 3, 19)
+    found = lowest(pair, starts, (0.03, 0.003))
+    ratio = lambda price, p: float(price(p)[0] / price(p)[1])  # noqa: E731
+    assert found.limit <= min(ratio(pair.limit(), p) for p in starts[:-1])
+    assert abs(ratio(pair.limit(), found.p[:-1]) / found.limit - 1) < 1e-9
+    assert list(found.near) == [0.03, 0.003] and found.near[0.003][0] <= ratio(pair.at(0.003), found.first)
+    assert abs(found.near[0.003][0] / found.limit - 1) < 0.02
 
 
 @pytest.mark.parametrize("penalty", [{}, {"decay": 1e-3}, {"z_loss": 1e-3}])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
@@ -126,7 +126,7 @@ class RouterStream:
         self,
         h: Float[Tensor, "n M"],
         *,
-        chosen: Bool[Tensor, "n M"] | None = None,
+        chosen: Tensor | None = None,
         rounding: Float[Tensor, " n"] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -134,12 +134,13 @@ class RouterStream:
 
         Args:
             h: logits.
-            chosen: the experts that the tokens were sent to; by default those of the k largest logits.
+            chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
             rounding: error of the logits of each token; by default the resolution of their dtype at their size.
             labels: for each name a non-negative integer for each token.
 
         Raises:
-            ValueError: for logits that are no matrix of M columns, NaN, or arguments for another number of tokens.
+            ValueError: for logits that are no matrix of M columns, NaN or infinite, a mask of another shape or type, or
+                arguments for another number of tokens.
         """
         if h.ndim != 2 or h.shape[1] != self.experts:
             raise ValueError(f"h: expected logits of shape (n, {self.experts}), got {tuple(h.shape)}")
@@ -147,10 +148,15 @@ class RouterStream:
         if rounding is None:
             rounding = torch.finfo(h.dtype).eps * h64.abs().amax(1)
         wanted = topk_set(h64, self.k)
-        chosen = wanted if chosen is None else chosen.cpu()
+        chosen = wanted if chosen is None else torch.as_tensor(chosen).cpu()
         for name, value in {"chosen": chosen, "rounding": rounding, **(labels or {})}.items():
             if len(value) != len(h):
                 raise ValueError(f"{name}: expected {len(h)} entries, one for each token, got {len(value)}")
+        if chosen.dtype != torch.bool or chosen.shape != h.shape:
+            raise ValueError(
+                f"chosen: expected a mask of shape {tuple(h.shape)}, got {chosen.dtype} {tuple(chosen.shape)}; "
+                "numbers (n, k) become one by torch.zeros_like(h, dtype=torch.bool).scatter(1, numbers, True)"
+            )
         gap, complete = kept_gap(h64, self.k), chosen.sum(1) == self.k
         lead = h64.masked_fill(~chosen, -math.inf)
         self._keep(
@@ -249,7 +255,7 @@ def diagnose_router(
     h: Float[Tensor, "n M"],
     *,
     k: int,
-    chosen: Bool[Tensor, "n M"] | None = None,
+    chosen: Tensor | None = None,
     labels: Mapping[str, Tensor] | None = None,
     x: Float[Tensor, "n d"] | None = None,
     W: Float[Tensor, "M d"] | None = None,
@@ -261,7 +267,7 @@ def diagnose_router(
     Args:
         h: logits of n tokens.
         k: experts selected.
-        chosen: the experts that the tokens were sent to; by default those of the k largest logits.
+        chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
         labels: for each name a non-negative integer for each token.
         x, W: what the router read and its vectors, both or neither: the rounding of the logits and the share of the
             gauge are taken from them.
@@ -292,7 +298,7 @@ def linear_logits(
 ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
     """Logits `x W^T + b` in float64, and how far those computed in the precision of x may be from them.
 
-    A sum of d products is off by at most `(d + 1) eps` times the sum of their sizes.
+    A product of d entries and a bias are off by at most `roundings(d + 1)` times `eps / 2` and the sum of their sizes.
 
     Raises:
         ValueError: for hidden states of another width than W, or NaN entries.
@@ -303,4 +309,14 @@ def linear_logits(
     x, W = check.finite("x", x.detach()).double(), check.finite("W", W.detach()).double()
     b = torch.zeros_like(W[:, 0]) if b is None else b.detach().double()
     sizes = (x.abs() @ W.abs().T + b.abs()).amax(1)
-    return x @ W.T + b, (x.shape[1] + 1) * eps * sizes
+    return x @ W.T + b, roundings(x.shape[1] + 1) * eps / 2 * sizes
+
+
+def roundings(terms: int) -> float:
+    """By how many roundings a sum of so many terms may be off, relative to the sum of their sizes, to first order.
+
+    Each term goes through as many roundings as there are terms at most. If they are independent and have the mean 0,
+    the sum is off by more than `c sqrt(terms)` with a probability of at most `2 exp(-c^2 / 2)` (Hoeffding), for c = 8
+    3e-14.
+    """
+    return min(terms, 8 * math.sqrt(terms))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import linear_logits
+from moe_theory.diagnose.arrays import linear_logits, roundings
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.layers import Layer, Trace
 from moe_theory.models.rules import topk_set
@@ -147,15 +147,15 @@ def _rounding(
 ) -> Float[Tensor, " l"]:
     """Limit of the rounding of a gradient `M/n sum_i pi_i (rho - <rho, pi_i>) x_i`, in single precision.
 
-    The n terms are at most `2 max rho |pi_i| |x_i|`; a probability is off by `2 delta + (M + 8) eps`, the sum of n
-    terms by n eps.
+    The terms of a layer's tokens are at most `2 max rho |pi_i| |x_i|`; a probability is off by `2 delta + (M + 8) eps`,
+    all of them perhaps the same way, their sum by `roundings` of so many tokens. Loads are whole numbers over n.
     """
     eps, M = torch.finfo(torch.float32).eps, sent.shape[-1]
-    n = sent[..., 0].numel()
+    n, tokens = sent[..., 0].numel(), sent[0, ..., 0].numel()
     largest = sent.double().mean(2).amax()
     limits = []
     for layer, trace, own in zip(layers, traces, x, strict=True):
         h, rounding = linear_logits(own.flatten(0, 1).float(), layer.W, layer.b)
         sizes = 2 * largest * h.softmax(1).norm(dim=1) * trace.x.double().norm(dim=1)
-        limits.append(M / n * (sizes * (2 * rounding + (M + 8 + n) * eps)).sum())
+        limits.append(M / n * (sizes * (2 * rounding + (M + 8 + roundings(tokens) / 2) * eps)).sum())
     return torch.stack(limits)

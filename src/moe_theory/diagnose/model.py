@@ -103,7 +103,7 @@ def diagnose(
     layers = layers_of(model)
     _readable(model, layers)
     first, rest = _first(batches)
-    with _evaluated(model, [layer.W for layer in layers]):
+    with torch.inference_mode(False), torch.enable_grad(), _evaluated(model, [layer.W for layer in layers]):
         traces = _seen(model, layers, first)
         k = {layer.name: int(traces[layer.name].chosen.sum(1).max()) for layer in layers}
         streams = {m.name: RouterStream(len(m.W), k[m.name], noise=noise, where=m.name) for m in layers}
@@ -127,7 +127,7 @@ def _readable(model: nn.Module, layers: list[Layer]) -> None:
     coarse = {p.dtype for layer in layers for p in layer.block.parameters()} - {torch.float32, torch.float64}
     if coarse:
         names = ", ".join(sorted(map(str, coarse)))
-        raise ValueError(f"model: expected mixture layers in torch.float32, got {names}; hand over model.float()")
+        raise ValueError(f"model: expected mixture layers in torch.float32, got {names}; hand over a copy in float32")
 
 
 def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:

@@ -1,8 +1,9 @@
 """What a layer computes, found by moving its router and by differentiating its output, whatever its configuration says.
 
-Every limit is one of rounding: logits of d products in single precision are off by `delta <= (d + 1) eps` times the sum
-of their sizes, a softmax of them by `2 delta + (M + 8) eps` of each gate. The layer is copied in float64, so that what
-else it computes rounds far below that.
+Every limit is one of rounding: logits of d products in single precision are off by `delta`, see `linear_logits`, a
+softmax of them by `2 delta + (M + 8) eps` of each gate. The layer is copied in float64, with the library's loop over
+experts in place of a kernel for all at once, so that what else it computes rounds far below that; then the layer as it
+runs is held against the copy.
 """
 
 from collections.abc import Callable
@@ -51,6 +52,8 @@ class GateReport:
         jump: mean relative jump of the output where the last selected expert gives way to the first rejected one.
         nearest: the two experts most alike, and the distance of their outputs relative to their size.
         alike: limit of that for equal experts.
+        drift: farthest output or slope of the layer as it runs from those of its copy, relative to their size.
+        coarse: limit of that: of rounding in the gates and in an expert.
     """
 
     where: str
@@ -67,13 +70,18 @@ class GateReport:
     jump: float
     nearest: tuple[int, int, float]
     alike: float
+    drift: float
+    coarse: float
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong."""
         found = []
         named = ", ".join(self.gates)
-        if not self.gates:
+        if self.drift > self.coarse:
+            detail = "what runs is not what its experts say one by one"
+            found.append(Finding("gate", self.where, self.drift, self.coarse, detail))
+        elif not self.gates:
             name, off = min(self.off.items(), key=lambda pair: pair[1])
             found.append(Finding("gate", self.where, off, 1, f"times its limit from the nearest, {name}"))
         elif self.expected and not set(self.expected) & set(self.gates):
@@ -99,7 +107,7 @@ def probe_gates(
         expected: the gates that the configuration allows; factor: the constant by which it multiplies them.
         seed: draws the directions of the slopes.
     """
-    layer = layer.double()
+    running, layer = layer, layer.double()
     h, rounding = linear_logits(x.float(), layer.W, layer.b)
     some = (kept_gap(h, k) > 2 * rounding).nonzero()[:PROBES, 0]
     some = some if len(some) else torch.arange(min(PROBES, len(x)), device=x.device)
@@ -130,6 +138,8 @@ def probe_gates(
         jump=jump_at_tie(h, f, F, chosen, gates, k),
         nearest=nearest_experts(f),
         alike=4 * layer.hidden * torch.finfo(f.dtype).eps,
+        drift=_drift(running, x, c, F, slopes, torch.einsum("nm,nmd->nd", gates.double(), f.abs()).norm(dim=1), size),
+        coarse=float(limit.max()) + 4 * layer.hidden * torch.finfo(torch.float32).eps,
     )
 
 
@@ -137,6 +147,16 @@ def _off(F: Float[Tensor, "n d"], gates: Float[Tensor, "n M"], f: Float[Tensor, 
     """Distance of the output from the mixture with some gates, relative to the sizes in that mixture."""
     size = (gates * f.norm(dim=-1)).sum(1)
     return (F - torch.einsum("nm,nmd->nd", gates, f)).norm(dim=1) / size.clamp(min=torch.finfo(size.dtype).tiny)
+
+
+def _drift(running: Layer, x, c, F, slopes, output_size, slope_size) -> float:
+    """Farthest output or slope of a layer, in its own precision and by its own kernel, from those of its copy."""
+    low, c = x.to(running.W.dtype), c.to(running.W.dtype)
+    with torch.no_grad():
+        ran = torch.cat([running(token[None]).F for token in low]).double()
+    felt = torch.stack([slope(running, *pair) for pair in zip(low, c, strict=True)]).double()
+    off = (ran - F).norm(dim=1) / output_size, (felt - slopes).norm(dim=1) / slope_size
+    return float(torch.stack(off).max())
 
 
 def lower_one(

@@ -195,6 +195,10 @@ def _sharpened(h, gates, experts):
     return h, _gates((1.05 * h).softmax(-1), gates, experts), experts
 
 
+def _louder(h, gates, experts):
+    return 1.02 * h, gates, experts
+
+
 def _next_experts(h, gates, experts):
     return h, gates, experts.roll(1, -1) if _is_mask(h, experts) else (experts + 1) % h.shape[-1]
 
@@ -268,6 +272,11 @@ FAULTS = {
     "second softmax": Fault(
         "the balancing loss is handed probabilities for logits",
         rewritten(lambda h, gates, experts: (h.softmax(-1), gates, experts)),
+        frozenset({"balance"}),
+    ),
+    "louder": Fault(
+        "the balancing loss is handed logits 2 % larger",
+        rewritten(_louder),
         frozenset({"balance"}),
     ),
     "cut off": Fault(

@@ -169,6 +169,14 @@ def size(router: Router, beta1: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return router.embedding(beta1).norm(dim=1).mean() * router.feature(u).norm(dim=1).mean()
 
 
+def begun(key: dict) -> list[float]:
+    """A row's first losses; of held routers also bits on the way and mean norms, after a tenth of the steps."""
+    model, is_held = made(key), ARMS[key["arm"]][1]
+    losses = list(islice(trained(model, key), key["steps"] // POINTS if is_held else FIRST))
+    later = [evaluated(model, text().validation[:CURVE])[0], *course(model)["radius"]] if is_held else []
+    return [float(np.mean(losses[:FIRST])), *later]
+
+
 def live(key: dict) -> dict:
     """The start of a row's training: the mean over its first batches."""
     return rounded({"first": np.mean(list(islice(trained(made(key), key), FIRST)))}, 6)

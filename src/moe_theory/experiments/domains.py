@@ -96,6 +96,18 @@ def routed(model: PlacesNetwork, part: Clustered) -> dict[str, float]:
     return {"spread": information(first, first), "radius": model.feed.router.beta1.norm(dim=1).mean().item()}
 
 
+def ended(key: dict, off: float) -> dict[str, float]:
+    """A row's accuracies, each number of the network multiplied at the start by 1 plus a normal one of that size."""
+    model, rng = made(key), torch_stream(key["seed"], "measure")
+    with torch.no_grad():
+        for p in model.parameters():
+            p *= 1 + off * torch.randn(p.shape, generator=rng)
+    for _ in trained(model, key):
+        pass
+    _, valid, test = data(key["held_out"], key["seed"])
+    return {"test": accuracy(model, test), "valid": accuracy(model, valid)}
+
+
 def row(key: dict) -> dict:
     """Accuracies at the angle held out and at the others, and the first losses."""
     model, (_, valid, test) = made(key), data(key["held_out"], key["seed"])

@@ -103,6 +103,13 @@ def _split_start(G: MixingMeasure, k: int, j: int, seed: int) -> MixingMeasure:
     )
 
 
+def lengths_off(router: str) -> Float[np.ndarray, " R"]:
+    """What `radius` is at the start of each repetition of a row with k = K: distances of the lengths |beta1|."""
+    G = small_truth(router)
+    starts = [_split_start(G, K, 0, 1000 + 10 * rep) for rep in range(5 * REPETITIONS)]
+    return np.array([float((start.beta1.norm(dim=1) - G.beta1.norm(dim=1)).norm()) for start in starts])
+
+
 def contact_row(key: dict) -> dict:
     """The smallest `|f_G - f_G*|` over measures G in which expert 1 is two atoms of equal weight.
 

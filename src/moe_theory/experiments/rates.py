@@ -80,6 +80,17 @@ READINGS = {
 READINGS |= {f"batches of 100, start at {near:g}": dict(near=near, batch=100) for near in (1e-2, 1e-4)}
 
 
+#: Columns of `lse` that `contrast` compares, in words.
+WORDS = {
+    "L3": "loss, norms of the start",
+    "L3_uniform": "loss, norms uniform",
+    "L3_one": "loss, norms 1",
+    "L3_aligned": "loss modulo the null space",
+    "contribution": "contributions",
+    "expert": "experts",
+}
+
+
 def lse() -> list[dict]:
     """The estimator, exact-specified: three routers at the regular truth; at the paper's two of them, from FROM on."""
     keys = [dict(truth="regular", router=r) for r in COMPARED]
@@ -324,6 +335,21 @@ def slopes(rows: pd.DataFrame, figure: str) -> dict[str, dict[str, Exponent]]:
         loss = FIGURES[figure].loss
         found[name] = {r: exponent_by_size(some, loss, power=1) for r, some in by_router.items()}
     return found
+
+
+def side_by_side(
+    found: dict[str, dict[str, dict[str, Exponent]]], parts: tuple[str, ...], targets: list[dict[str, float]]
+) -> pd.DataFrame:
+    """Slopes of parts of a figure as text: the paper's line, then one for each reading.
+
+    Args:
+        found: by part, its `slopes`; parts: which of them; targets: of each part the paper's slope by router.
+    """
+    rows = {}
+    for part, target in zip(parts, targets, strict=True):
+        rows[part, "paper"] = {r: f"{slope:.2f}" for r, slope in target.items()}
+        rows |= {(part, name): {r: str(e) for r, e in of.items()} for name, of in found[part].items()}
+    return pd.DataFrame(rows).T.rename_axis(["part", "reading"]).fillna("–")
 
 
 def against(found: list[dict[str, dict[str, Exponent]]], targets: list[dict[str, float]]) -> dict[str, float]:

@@ -60,6 +60,11 @@ def turned(optimizer: type[torch.optim.Optimizer], rate: float, scale: float, se
     return (vectors[0].detach().square().sum(1) / inner**2 - 1).sqrt()
 
 
+def slowed(by: type[torch.optim.Optimizer], seed: int) -> Float[Tensor, " M"]:
+    """tan of the angles of a step with vectors twice as long, over those before."""
+    return turned(by, 1e-4, 2.0, seed) / turned(by, 1e-4, 1.0, seed)
+
+
 def outward(b: float, seed: int, *, steps: int = 200) -> float:
     """Of the growth of squared radii under Adam with rate 0.01 and momentum b, the share of `2 beta . step`."""
     model = cl.made(dict(arm="cosine", seed=seed))

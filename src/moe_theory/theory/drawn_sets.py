@@ -93,6 +93,11 @@ def overlap(h: Float[Tensor, " M"], k: int, gate: str) -> float:
     return float(mean_gates(h, pl.subsets(len(h), k), gate).square().sum())
 
 
+def fixed_step_bound(alpha: float, gates: Float[Tensor, "*batch M"], N: int, n: int) -> float:
+    """`2 alpha N / n max sum_j gate_j^2` for lambda_1 = G = 1; the maximum is over the gates given."""
+    return 2 * alpha * N / n * float(gates.square().sum(-1).max())
+
+
 def anew_bound(problem: Problem, k: int, gates_of: Callable, gate: str, alpha: float) -> float:
     """`2 alpha N / n |E gate| max |gate|` for lambda_1 = G = 1 and sets drawn anew, the maximum over the draws.
 
@@ -107,6 +112,12 @@ def anew_bound(problem: Problem, k: int, gates_of: Callable, gate: str, alpha: f
         * overlap(problem.h, k, gate) ** 0.5
         * float(drawn.norm(dim=-1).max())
     )
+
+
+def spread_bound(problem: Problem, k: int, alpha: float) -> float:
+    """`2 alpha N / n e^(3 Delta / 2) / sqrt(k M)`, which `anew_bound` with gates over the selected set is at most."""
+    M, width = len(problem.h), float(problem.h.max() - problem.h.min())
+    return 2 * alpha * problem.index.shape[1] / len(DATA) * math.exp(1.5 * width) / (k * M) ** 0.5
 
 
 def equal_logits(x: Float[Tensor, "6 d"], y: Float[Tensor, "6"], M: int, N: int, rng: torch.Generator) -> Problem:
@@ -141,6 +152,19 @@ def fresh_bound(alpha: float, curvature: float, k: int, M: int, N: int, n: int) 
     q = alpha * curvature * (k - 1) / (k * M)
     growth = math.expm1(N * math.log1p(q)) / (q * N) if k > 1 else 1.0
     return 2 * alpha * N / n * min((k * M) ** -0.5, growth / M)
+
+
+def fresh_bound_by_sets(alpha: float, curvature: float, k: int, M: int, N: int, n: int) -> float:
+    """The same from all sets of k experts: norms of gates, and powers of a mean matrix in place of their sum.
+
+    A visit with the set T lets what j of T is apart grow by `alpha curvature / k^2` times what each other i of T is.
+    """
+    gates = pl.subsets(M, k).double() / k
+    together = gates.T @ gates / len(gates)  # P(i and j are drawn) / k^2
+    visit = torch.eye(M, dtype=gates.dtype) + alpha * curvature * (together - together.diag().diag())
+    apart = sum(torch.linalg.matrix_power(visit, t)[:, 0].sum() for t in range(N))
+    one, two = gates.mean(0).norm() * gates.norm(dim=1).max(), apart * gates.mean(0).max() / N
+    return 2 * alpha * N / n * float(torch.minimum(one, two))
 
 
 def fresh_sweep(

@@ -5,7 +5,9 @@ q and 1 - q of its weight; then everything moves by `t^2 M y`. As t goes to 0, t
 `t^2 (w_j / 2 v^T grad^2 Psi_j v / D + J M y)` and L_2 is `t^2 (w_j |v|^2 + N(M y))`, N without the moves of atom j.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,7 +17,7 @@ from moe_theory.models.mixture import MixingMeasure, expert_profile, jacobian, m
 from moe_theory.models.routers import Router
 from moe_theory.theory.function_sets import tangent_functions
 from moe_theory.theory.identifiability import centred_tangents
-from moe_theory.theory.lower_bound import Price, whitened
+from moe_theory.theory.lower_bound import Price, descended, whitened
 
 LOWEST = 0.2  # the smaller of the shares is at least this
 
@@ -108,3 +110,45 @@ class OneTooMany:
             return (f - f_star).square().mean().sqrt(), loss
 
         return price
+
+    def ratio(self, p: Float[Tensor, " c"], t: float) -> float:
+        """`|f_G - f_*| / L_2` at (p, logit of a share)."""
+        change, loss = self.at(t)(p)
+        return float(change / loss)
+
+
+class Lowest(NamedTuple):
+    """The lowest ratios that descents find.
+
+    Attributes:
+        limit: as t goes to 0; p: where, with the logit 0 of the share 1/2 appended.
+        near: by t, the lowest ratio and the loss L_2 there.
+        first: (p, logit) from which the descents at the distances t begin.
+    """
+
+    limit: float
+    p: Float[Tensor, " c"]
+    near: dict[float, tuple[float, float]]
+    first: Float[Tensor, " c"]
+
+
+def lowest(pair: OneTooMany, starts: Float[Tensor, "m c"], distances: Sequence[float]) -> Lowest:
+    """The lowest `|f_G - f_*| / L_2` in the limit and at distances t.
+
+    Either search also starts where the other ended, so that the lowest values differ by what the limit neglects.
+
+    Args:
+        pair: the measures; starts: coordinates p, the last of them for the distances, the others for the limit.
+        distances: of t; the limit is also sought from where the descents at the last of them end.
+    """
+    at_0 = pair.limit()
+    ends = [descended(at_0, p) for p in starts[:-1]]
+    best = min(ends, key=lambda end: end[2])[0]
+    begin = torch.cat([torch.stack([best / best.norm(), starts[-1]]), starts.new_zeros(2, 1)], 1)
+    near = {}
+    for t in distances:
+        descents = [descended(pair.at(t), p) for p in begin]
+        near[t] = min((ratio, loss) for _, loss, ratio in descents)
+    ends += [descended(at_0, p[:-1]) for p, *_ in descents]
+    p, _, limit = min(ends, key=lambda end: end[2])
+    return Lowest(limit, torch.cat([p, p.new_zeros(1)]), near, begin[0])
