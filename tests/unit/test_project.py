@@ -188,7 +188,7 @@ LAYERS = {  # a layer may import from itself and from those it names
     "__init__": set(),  # what it gives is imported by name when it is asked for
     "_provenance": {"__init__"},
     "streams": {"_validate"},
-    **{name: set() for name in ("_html", "_validate", "manifest")},
+    **{name: set() for name in ("_html", "_validate", "manifest", "decisions")},
 }
 
 
