@@ -470,3 +470,10 @@ def test_a_model_is_diagnosed_where_nothing_is_differentiated(tiny):
     for off in (torch.no_grad(), torch.inference_mode()):
         with off:
             assert diagnose(model, batches).layers().equals(expected)
+
+
+@pytest.mark.parametrize("seed", [0, 15, 31])
+def test_a_direction_along_which_the_output_has_nearly_no_part_accuses_nobody(tiny, seed):
+    model, batches = tiny.tiny("Switch", k=1, seed=0), tiny.batches("Switch", 1, seed=0)
+    tiny.FAULTS["router at zero"].breaks(model)
+    assert {f.name for f in diagnose(model, batches, seed=seed).findings} == {"dead", "ties"}

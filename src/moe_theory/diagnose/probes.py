@@ -120,7 +120,8 @@ def probe_gates(
         off = {name: float((_off(F, factor * gate(h, chosen), f) / limit).max()) for name, gate in GATES.items()}
         lowered, as_first = lower_one(layer, x, h, chosen, F)
     c = torch.randn(F.shape, generator=torch_stream(seed, "probes"), dtype=torch.float64).to(F.device)
-    size = torch.einsum("nm,nmd,nd->nm", gates.double(), f, c).abs().sum(1)
+    # The root mean square of <c, gate f> over directions c: that of the one c drawn may be near 0 by chance.
+    size = (gates.double() * f.norm(dim=-1)).sum(1)
     slopes = torch.stack([slope(layer, *pair) for pair in zip(x, c, strict=True)])
     named = tuple(name for name, value in off.items() if value <= 1)
     return GateReport(
