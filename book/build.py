@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "moe_theory"
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE, HTML = BUILD / "executed", BUILD / "source", BUILD / "html"
+QUIET = ["--log-level=ERROR"]  # for kernels, which else warn of sockets on this machine once a chapter
 
 
 def chapters() -> list[Path]:
@@ -153,7 +154,7 @@ def execute(notebook: Path) -> float:
     out = EXECUTED / notebook.name
     try:
         # how a kernel cuts what a cell prints differs from run to run: joined again
-        how = dict(kernel_name="python3", progress_bar=False, coalesce_streams=True)
+        how = dict(kernel_name="python3", progress_bar=False, coalesce_streams=True, extra_arguments=QUIET)
         papermill.execute_notebook(notebook, out, cwd=ROOT, **how)
     except papermill.PapermillExecutionError as error:
         out.rename(out.with_suffix(".failed.ipynb"))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dependencies
 import nbformat
+from bs4 import BeautifulSoup
 from PIL import Image
 from pybtex.database import parse_file
 
@@ -28,12 +29,12 @@ FINDINGS = {
     "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, for any number of experts; the paper "
     "has $\\kappa M^2$, for sixteen experts 128 times as much.",
     "chen-tab-11": "In setting 1 of the patch task thirty-two experts need neither normalized gradients nor a "
-    "load-balancing loss: as the algorithm is written plain descent trains them in all ten runs, at a rate that makes "
-    "up for $1/M^2$.",
+    "load-balancing loss: with the layer as written plain descent trains them in all ten runs, at a rate of 100, where "
+    "normalized steps have 0.001. At low rates it fails, as the paper says.",
     "smooth-prop-1": "Keep one expert first and take the softmax after that, and the router's gradient is zero in "
     "every example: backpropagation teaches such a router nothing, although the risk is not flat.",
-    "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds that error "
-    "below by $n^{-1/2}$; it does not fall at all.",
+    "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds a loss that "
+    "contains this error below by $n^{-1/2}$; the error itself does not fall at all.",
 }
 PICTURE = "04_exploration", 1  # chapter and figure that the front page shows
 
@@ -58,8 +59,8 @@ PARTS = {  # of the book, by the numbers of their chapters
 
 
 def kind(row: dict) -> str:
-    """Theorem, table or figure, or definition and formula, by where the claim stands in its paper."""
-    return next((name for name, words in KINDS.items() if words.search(row["where"])), "definition or formula")
+    """Theorem, table or figure, or definition, formula or remark, by where the claim stands in its paper."""
+    return next((name for name, words in KINDS.items() if words.search(row["where"])), "definition, formula or remark")
 
 
 def part(row: dict) -> str:
@@ -261,7 +262,7 @@ def _choices(ledger: dict) -> str:
         "paper": {key: name for key, name in PAPERS.items() if any(r["paper"] == key for r in rows)},
         "part": {name: name for name in PARTS if any(part(r) == name for r in rows)},
         "verdict": {v: v for v in (*VERDICTS, "open") if ledger["counts"][v]},
-        "kind": {name: name for name in (*KINDS, "definition or formula")},
+        "kind": {name: name for name in (*KINDS, "definition, formula or remark")},
     }
     selects = "".join(
         f'<label>{name} <select name="{name}"><option value="">all</option>'
@@ -305,7 +306,7 @@ def _erratum(row: dict, known: Mapping[str, Box]) -> str:
     boxed = f"<p>{' · '.join(lines)}</p>" if lines else ""
     return (
         f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
-        f"<code>{row['id']}</code> {_paper(row['paper'])}, {typeset(row['where'])} ({places})</p>"
+        f'<span title="{row["id"]}">{_paper(row["paper"])}, {typeset(row["where"])}</span> ({places})</p>'
         f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{boxed}"
         f"{_evidence(row['evidence'])}</div>\n"
     )
@@ -341,9 +342,21 @@ def resting() -> dict[str, list[str]]:
     return {claim: row.get("rests_on", []) for claim, row in registry().items()}
 
 
+SHORT = {"smooth2025": "Smoothness"}  # papers whose name in `PAPERS` is long
+
+
+def _place(claim: str) -> str:
+    """Where a claim stands, in few words: paper and place, of the book's own claims what they are about."""
+    row = registry()[claim]
+    paper = SHORT.get(row["paper"], re.sub(r" \(\d+\)$", "", PAPERS[row["paper"]]))
+    return escape(row["where"] if row["paper"] == "book" else f"{paper}, {row['where']}", quote=False)
+
+
 def _named(claims: Iterable[str]) -> str:
-    """Links from the map to its entries for claims."""
-    return ", ".join(f'<a class="claim-rest" href="#map-{claim}">{claim}</a>' for claim in claims)
+    """Links from the map to its entries for claims, by their places; the ids show where one points."""
+    return "; ".join(
+        f'<a class="claim-rest" href="#map-{claim}" title="{claim}">{_place(claim)}</a>' for claim in claims
+    )
 
 
 def _card(row: dict) -> str:
@@ -391,8 +404,8 @@ def _entry(row: dict, graph: dependencies.Graph, users: dependencies.Graph) -> s
     links = {"rests on": graph[claim], "used by": users[claim]}
     uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
     return (
-        f'<li id="map-{claim}"><a href="{_card(row)}"><code>{claim}</code></a> {_verdict(row["verdict"])} '
-        f"{row['where']}{': ' * bool(uses)}{'; '.join(uses)}</li>"
+        f'<li id="map-{claim}"><a href="{_card(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
+        f"{'<br>' * bool(uses)}{'<br>'.join(uses)}</li>"
     )
 
 
@@ -489,6 +502,58 @@ def _smaller(image: re.Match) -> str:
     return "data:image/png;base64," + base64.b64encode(palette(base64.b64decode(image[1]))).decode()
 
 
+DRAWN = re.compile(r'<img (?P<rest>alt="[^"]*" [^>]*data:image/png;base64,(?P<data>[A-Za-z0-9+/=]+))')
+WIDE = 945  # pixels of a figure that a phone does not shrink to its own width: 6.3 inches
+
+
+def _marked(image: re.Match) -> str:
+    """A figure of several panels side by side is marked, for what stands in it would be too small on a phone."""
+    width = Image.open(io.BytesIO(base64.b64decode(image["data"]))).width
+    return f'<img class="wide" {image["rest"]}' if width > WIDE else image[0]
+
+
+TABLE = re.compile(r"<table[^>]*\bbook-table\b.*?</table>", re.DOTALL)
+WORD = re.compile(r"[A-Za-z]{2,}|[A-Za-z]:")
+INTERVAL = re.compile(r"(<td>)([^<>\s]+) ([\[(][^<>]*[\])])(?=</td>)")  # after what it belongs to
+LONG = 26  # letters of a cell that may have several lines
+
+
+def _words(cell) -> str:
+    """What a cell shows, nearly: without the signs of TeX."""
+    return re.sub(r"\\[A-Za-z]+|[{}$^_\\]", "", cell.text).strip()
+
+
+def _dressed(table: re.Match) -> str:
+    """A table whose cells of words are marked, `text` in columns of words and `long` where they may have several lines.
+
+    A number and its interval may stand in two lines, but neither is broken.
+    The cells of a table with long ones are also marked with the names of their columns, which a phone shows above them.
+    """
+    soup = BeautifulSoup(INTERVAL.sub(r"\1<span>\2</span> <span>\3</span>", table[0]), "html.parser")
+    rows = [row.find_all("td") for row in soup.select("tbody tr")]
+    heads = [row.find_all("th") for row in soup.select("thead tr")]
+    for k in range(1, 1 + min(map(len, rows), default=0)):  # columns from the right: names of rows stand left of them
+        column = [row[-k] for row in rows]
+        said = [words for cell in column if (words := _words(cell)) not in ("", "–")]
+        if 3 * sum(map(bool, map(WORD.match, said))) > 2 * len(said):  # of a letter or two in some rows
+            for cell in column + [row[-k] for row in heads if len(row) >= k]:
+                cell["class"] = ["text"]
+    for cell in soup.select("tbody th, tbody td"):
+        if len(words := _words(cell)) > LONG and len(WORD.findall(words)) > 2:
+            cell["class"] = [*cell.get("class", []), "long"]
+    if (
+        soup.select_one("td.long")
+        and len(heads) == 1
+        and not soup.select_one("[colspan]")
+        and "\\(" not in str(soup.thead)
+    ):
+        soup.table["class"] = [*soup.table["class"], "stacks"]
+        for row in rows:
+            for k, cell in enumerate(reversed(row), 1):
+                cell["data-head"] = heads[0][-k].text
+    return str(soup)
+
+
 def _outputs(notebook: nbformat.NotebookNode):
     """The rich outputs of a notebook: dicts from MIME type to content."""
     return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
@@ -528,7 +593,8 @@ def presented(path: Path, known: Mapping[str, Box]) -> str:
         if MIME in data:
             data["text/html"] = Card(**data[MIME]).html(_links(data[MIME], known, path.stem))
         else:
-            data["text/html"] = IMAGE.sub(_smaller, FIGURE.sub(numbered, data["text/html"]))
+            text = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
+            data["text/html"] = IMAGE.sub(_smaller, text)
     return nbformat.writes(notebook) + "\n"
 
 

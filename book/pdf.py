@@ -21,7 +21,8 @@ from pypdf.generic import ArrayObject, DictionaryObject, FloatObject, NameObject
 
 PDF = build.BUILD / "moe-theory.pdf"
 
-#: Readies a page for paper: light, nothing folded but code that the page folds too, no links to what is not printed.
+#: Readies a page for paper: light, nothing folded but code that the page folds too, no links to what is not printed,
+#: and nothing that a screen would scroll: what is wider than its column is drawn smaller.
 #: Chromium keeps the places of those anchors alone that a page itself leads to, so each leads to all that others name.
 READY = """async ([anchors, root, pages]) => {
   if (window.MathJax) await MathJax.startup.promise;
@@ -30,20 +31,44 @@ READY = """async ([anchors, root, pages]) => {
   document.querySelectorAll(".toggle-hidden").forEach(d => d.classList.remove("toggle-hidden"));
   document.querySelectorAll("details").forEach(d => d.open = true);
   document.querySelectorAll("img").forEach(i => i.loading = "eager");
+  document.querySelectorAll(".scrolls").forEach(e => e.classList.remove("scrolls"));
+  for (const box of document.querySelectorAll(WIDE))
+    if (box.clientWidth && box.scrollWidth > box.clientWidth + 1)
+      (box.querySelector(":scope > table") ?? box).style.zoom = 0.99 * box.clientWidth / box.scrollWidth;
+  document.querySelectorAll("article mjx-container.wide").forEach(e => {
+    if (e.scrollWidth > e.clientWidth + 1) e.style.fontSize = `${99 * e.clientWidth / e.scrollWidth}%`;
+  });
   for (const a of [...document.links])
     if (a.href.startsWith(root) && !pages.includes(a.href.split(/[?#]/)[0])) a.removeAttribute("href");
   const links = document.createElement("div");
   links.style.display = "none";
   for (const anchor of anchors) links.append(Object.assign(document.createElement("a"), {href: "#" + anchor}));
   document.body.append(links);
-}"""
+}""".replace(
+    "WIDE",
+    '"article figure, article div.math, article mjx-container[display], article .claim-card, article .erratum, '
+    'article .table-wrapper, article .pst-scrollable-table-container, article .claim-map-box"',
+)
+#: The theme prints no title, for its own stands in what is left out here; and no table of its breaks.
 STYLE = """
 @page { size: A4; margin: 18mm 16mm 20mm }
 #jb-print-docs-body, #jb-print-toc, .headerlink, .toggle-button, .copybtn, .ledger-filter { display: none !important }
-h2, h3, h4, .claim-head { break-after: avoid }
-figure, img, .claim-card tr, .cell_input, .cell_output { break-inside: avoid }
+.bd-main .bd-content .bd-article h1:first-of-type { display: block !important }
+h1, h2, h3, h4, .rubric, .claim-head, .erratum > p:first-child, p:has(+ ul, + ol, + dl, + table) { break-after: avoid }
+h1, h2, h3, h4, figure:has(img), img, tr, div.math, mjx-container { break-inside: avoid }
+table, pre, .cell_input, .cell_output { break-inside: auto !important }
+p, li, pre { orphans: 3; widows: 3 }
 pre { white-space: pre-wrap !important }
+.scrolls { box-shadow: none !important }
+figcaption, figcaption * { color: #222 !important }
+table.ledger thead { display: none }
+table.ledger, table.ledger tbody, table.ledger tr { display: block }
+table.ledger tr { padding: 0.5rem 0; border-top: 1px solid #ccc; break-inside: avoid }
+table.ledger td { display: inline; border: 0; padding: 0 }
+table.ledger td:not(:first-child, :empty, :has(> details))::before { content: " · " }
 """
+#: Pixels of a line of A4 between those margins, as large as it is printed.
+SCALE, LINE = 0.8, round((210 - 2 * 16) / 25.4 * 96 / 0.8)
 FOOT = """<div style="font: 8px sans-serif; width: 100%; text-align: center; color: #666">
 {title} · <span class="pageNumber"></span></div>"""
 
@@ -69,14 +94,15 @@ def read(name: str) -> tuple[str, set[tuple[str, str]]]:
 def printed(browser: Browser, names: list[str], folder: Path) -> list[str]:
     """Print pages of the book into `folder`, each as `N.pdf`; returns their titles."""
     titles, links = zip(*map(read, names), strict=True)
-    page = browser.new_page(color_scheme="light")
+    page = browser.new_page(color_scheme="light", viewport={"width": LINE, "height": 1200})
+    page.emulate_media(media="print")
     page.set_default_timeout(300_000)
     for i, (name, title) in enumerate(zip(names, titles, strict=True)):
         page.goto(address_of(name))
         anchors = sorted(anchor for url, anchor in set().union(*links) if anchor and url == address_of(name))
-        page.evaluate(READY, [anchors, build.HTML.as_uri(), [address_of(n) for n in names]])
         page.add_style_tag(content=STYLE)
-        how = dict(prefer_css_page_size=True, scale=0.8, print_background=True, display_header_footer=True)
+        page.evaluate(READY, [anchors, build.HTML.as_uri(), [address_of(n) for n in names]])
+        how = dict(prefer_css_page_size=True, scale=SCALE, print_background=True, display_header_footer=True)
         how |= dict(header_template="<p></p>", footer_template=FOOT.format(title=title))
         page.pdf(path=folder / f"{i}.pdf", **how)
     page.close()

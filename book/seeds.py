@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import nbformat
-from build import ROOT, chapters
+from build import QUIET, ROOT, chapters
 from nbclient import NotebookClient
 
 
@@ -21,9 +21,8 @@ def fallen(notebook: Path, seed: int) -> list[str]:
     nb = nbformat.read(notebook, 4)
     (parameters,) = [c for c in nb.cells if "parameters" in c.metadata.get("tags", [])]
     parameters.source += f"\nseed = {seed}"
-    NotebookClient(
-        nb, kernel_name="python3", timeout=600, allow_errors=True, resources={"metadata": {"path": str(ROOT)}}
-    ).execute()
+    how = dict(kernel_name="python3", extra_arguments=QUIET, resources={"metadata": {"path": str(ROOT)}})
+    NotebookClient(nb, timeout=600, allow_errors=True, **how).execute()
     found = []
     for cell in nb.cells:
         for error in (o for o in cell.get("outputs", []) if o.output_type == "error"):

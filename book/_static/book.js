@@ -45,7 +45,7 @@ function lightLines(map) {
 // A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
 // An inline box has no width of its own (clientWidth 0) and never scrolls.
 function markScrolling(box) {
-  const wider = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
+  const wider = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 4);
   const scrolls = wider && ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
   box.classList.toggle("scrolls", scrolls);
   if (scrolls) box.tabIndex = 0;
@@ -53,20 +53,46 @@ function markScrolling(box) {
 }
 
 const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article figure.book-figure, "
-  + "article .claim-map-box, "
+  + "article figure.align-default, article .erratum table, article .claim-map-box, "
   + "article .pst-scrollable-table-container, article .table-wrapper, article mjx-container";
 
-// An inline formula that its line cannot hold gets a box of its own to scroll in.
-function boxWideFormulas() {
-  document.querySelectorAll("article mjx-container:not([display])").forEach((formula) => {
-    let around = formula.parentElement;
-    while (!around.clientWidth) around = around.parentElement;  // what is inline has no width of its own
-    formula.classList.remove("wide");
-    formula.classList.toggle("wide", formula.offsetWidth > around.clientWidth);
+const INLINE = "article mjx-container:not([display])";
+
+// A line may break on either side of an inline formula: the signs that belong to it are held to it.
+function holdSigns() {
+  document.querySelectorAll(INLINE).forEach((formula) => {
+    const outer = formula.closest("span.math") ?? formula;
+    if (outer.closest(".held")) return;
+    const { previousSibling: before, nextSibling: after } = outer;
+    const text = (node) => (node?.nodeType === Node.TEXT_NODE ? node.data : "");
+    const opening = text(before).match(/[([“‘]+$/)?.[0] ?? "";
+    const closing = text(after).match(/^(?:-(?:th|st|nd|rd)\b)?[)\]}.,;:!?…”’'%]*/)[0];
+    if (!opening && !closing) return;
+    const held = document.createElement("span");
+    held.className = "held";
+    held.style.setProperty("--signs", opening.length + closing.length);
+    outer.replaceWith(held);
+    held.append(opening, outer, closing);
+    if (opening) before.data = before.data.slice(0, -opening.length);
+    if (closing) after.data = after.data.slice(closing.length);
   });
 }
 
+// An inline formula that its line cannot hold, with its signs, gets a box of its own to scroll in.
+function boxWideFormulas() {
+  const formulas = [...document.querySelectorAll(INLINE)];
+  formulas.forEach((formula) => formula.classList.remove("wide"));
+  const wide = formulas.filter((formula) => {
+    const outer = formula.closest("span.math") ?? formula, held = formula.closest(".held");
+    let around = (held ?? outer).parentElement;
+    while (around && !around.clientWidth) around = around.parentElement;  // what is inline has no width of its own
+    return around && formula.offsetWidth + (held ? held.offsetWidth - outer.offsetWidth : 0) > around.clientWidth;
+  });
+  wide.forEach((formula) => formula.classList.add("wide"));
+}
+
 function markAll() {
+  holdSigns();
   boxWideFormulas();
   document.querySelectorAll(BOXES).forEach(markScrolling);
 }

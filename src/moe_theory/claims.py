@@ -277,9 +277,3 @@ def write_ledger(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]], p
     ledger = collect(notebooks, mutants)
     path.write_text(json.dumps(ledger, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return ledger
-
-
-def verify_ledger(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]], path: Path) -> None:
-    """Raise ValueError if the ledger at `path` is not what cards and mutants say."""
-    if json.loads(Path(path).read_text(encoding="utf-8")) != collect(notebooks, mutants):
-        raise ValueError(f"{path}: stale; cards or mutants say something else, run `make outputs`")

@@ -8,6 +8,7 @@ import base64
 import html
 import io
 import math
+import re
 from itertools import cycle, islice
 
 import matplotlib.pyplot as plt
@@ -67,6 +68,7 @@ def use_style() -> None:
             "axes.labelsize": 12,
             "legend.fontsize": 10.5,
             "legend.frameon": False,
+            "legend.handlelength": 3.0,
             "axes.edgecolor": "#444444",
             "axes.spines.top": False,
             "axes.spines.right": False,
@@ -213,7 +215,20 @@ def show(figure: Figure, caption: str, alt: str) -> None:
     )
 
 
+def _joined(label):
+    """A label of several words as one text."""
+    return ", ".join(map(str, label)) if isinstance(label, tuple) else label
+
+
 def table(frame, caption: str, digits: int = 2) -> None:
-    """Display a data frame as a table with a caption; floats are rounded to `digits`."""
-    body = frame.to_html(float_format=lambda v: f"{v:.{digits}f}", border=0, classes="book-table", na_rep="–")
+    """Display a data frame as a table with a caption; floats are rounded to `digits`, `$...$` is typeset.
+
+    The name of the index stands in the row of the names of the columns.
+    """
+    frame = frame.rename(index=_joined, columns=_joined)
+    if frame.index.nlevels == 1 and frame.columns.nlevels == 1 and frame.index.name and not frame.columns.name:
+        frame = frame.rename_axis(index=None, columns=frame.index.name)
+    how = dict(border=0, classes="book-table mathjax_process", na_rep="–")
+    body = frame.to_html(float_format=lambda v: f"{v:.{digits}f}", **how)
+    body = re.sub(r"[$]([^$]+)[$]", r"\\(\1\\)", body)  # to_html has escaped what stands in it
     display(HTML(f'<figure class="book-figure">{body}{_caption(caption)}</figure>'))

@@ -15,9 +15,15 @@ PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p
 CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]
 NUMBERED = [p for p in CHAPTERS if p.removeprefix("notebooks/")[0].isdigit()]  # the others settle no claim
 
-RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process')]
+RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process, table.book-table :is(th, td)')]
     .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror, [mathcolor=red]'))
     .map(e => e.innerText.slice(0, 80))"""
+#: Inline formulas whose sign, held to them, stands below them or out of sight.
+TORN = """() => [...document.querySelectorAll('article .held')].filter(e => e.offsetWidth).filter(e => {
+    const range = document.createRange(), formula = e.querySelector('mjx-container').getBoundingClientRect();
+    range.selectNodeContents(e.lastChild);
+    return e.lastChild.data && range.getBoundingClientRect().top > formula.bottom;
+}).map(e => e.parentElement.innerText.slice(0, 80))"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
@@ -50,7 +56,8 @@ def opened(browser, page, width=1280, scheme="light"):
         ),
     )
     tab.goto((HTML / page).as_uri())
-    tab.wait_for_function("() => !window.MathJax || (MathJax.startup && MathJax.startup.promise)")
+    tab.wait_for_selector("article h1")  # of where the first page leads, too: nothing is asked of a page on its way
+    tab.wait_for_function("() => document.readyState == 'complete' && !(window.MathJax && !MathJax.startup?.promise)")
     tab.evaluate("() => window.MathJax && MathJax.startup.promise")
     return tab, complaints
 
@@ -66,6 +73,7 @@ def test_page_reads_offline(browser, page, width, scheme):
     tab, complaints = opened(browser, page, width, scheme)
     assert complaints == []
     assert tab.evaluate(RENDERED) == [], "unrendered formulas"
+    assert tab.evaluate(TORN) == [], "signs apart from their formulas"
     assert tab.evaluate(BROKEN) == [], "broken images"
     assert tab.evaluate("() => document.documentElement.dataset.theme") == scheme
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
@@ -122,7 +130,6 @@ def test_an_outside_request_would_be_noticed(browser, tmp_path):
 
 def test_the_front_page_leads_to_the_book(browser):
     tab, complaints = opened(browser, "index.html")
-    tab.wait_for_selector("article h1")
     assert "Mixture of Experts" in tab.inner_text("article h1") and complaints == []
     tab.context.close()
 
@@ -297,6 +304,13 @@ def test_figures_and_boxes_carry_the_chapter_number(page):
     numbers = [n.text for n in text.select(".caption-number")]
     assert numbers and all(re.search(rf"\b{chapter}\.\d+", number) for number in numbers), numbers
     assert text.select_one("article h1").text.startswith(f"{chapter}. ")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_formula_holds_a_control_character(page):
+    r"""Such as the tab that the first two letters of \tau are in a string that is not raw."""
+    text = (HTML / page).read_text(encoding="utf-8")
+    assert re.findall(r"\\\((?:(?!\\\)).){0,200}?[\x00-\x08\t\x0b-\x1f].{0,40}", text) == []
 
 
 @pytest.mark.parametrize("page", PAGES)

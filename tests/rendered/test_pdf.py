@@ -5,7 +5,9 @@ import pdf
 import pytest
 from pypdf import PdfReader
 
-PAGE = """<!doctype html><title>x</title><h1>{title}</h1><p id="here">{links}</p>
+PAGE = """<!doctype html><title>x</title><style>@media print {{ .bd-main .bd-content .bd-article h1:first-of-type
+{{ display: none }} }}</style><!-- so does the theme --><div class="bd-main"><div class="bd-content">
+<article class="bd-article"><h1>{title}</h1></article></div></div><p id="here">{links}</p>
 <div style="break-before: page" id="there"><h2>There</h2></div>"""
 LINKS = {
     "book/index": ["../notebooks/01_one.html#there", "../notebooks/01_one.html", "#there", "https://example.org/"],
@@ -49,6 +51,24 @@ def test_links_lead_to_their_places_in_the_joined_file(printed):
         ("index", 0),
         ("1. 1_one", 2),
     ]
+
+
+def test_the_first_sheet_of_a_page_has_its_title(printed):
+    document, _ = printed(LINKS)
+    assert [document.pages[i].extract_text().split()[0] for i in (0, 2)] == ["index", "1_one"]
+
+
+def test_what_is_wider_than_a_sheet_is_drawn_smaller(browser):
+    """On paper nothing scrolls: after that every box is as wide as its column, and nothing is marked as scrolling."""
+    wide, style = '<p style="width: 3000px">x</p>', 'style="overflow-x: auto"'
+    table = f'<figure class="scrolls" {style}><table><tr><td>{wide}</table></figure>'
+    tab = browser.new_page(viewport={"width": pdf.LINE, "height": 900})
+    tab.set_content(f'<article>{table}<div class="claim-card" {style}>{wide}</div></article>')
+    cut = "() => [...document.querySelectorAll('figure, .claim-card')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    assert tab.evaluate(f"{cut}.length") == 2
+    tab.evaluate(pdf.READY, [[], "", []])
+    assert tab.evaluate(f"{cut}.length") == 0 and tab.locator(".scrolls").count() == 0
+    tab.close()
 
 
 def test_a_link_to_nowhere_in_the_book_is_an_error(printed):

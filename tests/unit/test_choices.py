@@ -1,5 +1,6 @@
 """The layer of chapter 25, in which the router is a choice, its training side by side, and what is measured of it."""
 
+import math
 from functools import partial
 
 import pytest
@@ -202,6 +203,13 @@ def test_null_directions_of_islands(scores):
         assert coselection.measured_nullity(moe, x) == coselection.router_nullity(scores, 3, sizes)
 
 
+def test_rows_where_experts_agree_do_not_blur_the_count():
+    moe, x = coselection.islands("linear", topk_softmax, 2, 3, (5,), seed=928537)
+    size = coselection.router_jacobian(moe, x).norm(dim=1)
+    assert size.min() < coselection.SMALL * size.max(), "a row that has to be left out"
+    assert coselection.measured_nullity(moe, x) == coselection.router_nullity("linear", 3, [5])
+
+
 def test_jacobian_of_the_router_is_that_of_finite_differences():
     moe, x = coselection.islands("linear", softmax_topk, 2, 3, (4,), seed=1)
     J, step = coselection.router_jacobian(moe, x[:5]), 1e-6
@@ -212,11 +220,38 @@ def test_jacobian_of_the_router_is_that_of_finite_differences():
     torch.testing.assert_close(J[:, 2 * 3 + 1], (moved - value) / step, rtol=1e-4, atol=1e-5)
 
 
+def test_selected_pairs_are_those_of_a_grid():
+    """On a fine grid of the square all pairs are met that are selected on an open set, and no others."""
+    rng = torch.Generator().manual_seed(5)
+    W, b = torch.randn(5, 2, generator=rng), torch.tensor([0.0, 0.0, 0.0, 0.0, -40.0])
+    side = torch.linspace(-10, 10, 600)
+    top = (torch.cartesian_prod(side, side) @ W.T + b).topk(2).indices.sort(1).values.unique(dim=0)
+    found = coselection.selected_pairs(W, b)
+    assert found.nonzero()[:, 1].view(-1, 2).tolist() == top.tolist()
+    assert coselection.never_selected(W, b) == 5 - len(top.unique()) == 1
+    assert together(found).bincount().tolist() == [4, 1]
+
+
+def test_vectors_on_a_line_part_the_experts_of_connected_inputs():
+    W = torch.tensor([-2.0, -1.0, 1.0, 2.0])[:, None] * torch.tensor([[1.0, 3.0]])
+    assert together(coselection.selected_pairs(W, torch.zeros(4))).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("angle", [0.1, 1.0, 3.0])
+def test_share_of_a_turned_vector_in_closed_form(angle):
+    """Two experts: the angle by which the difference of the vectors turns, over pi; a quarter turn: a new score."""
+    assert coselection.turned_share(2, angle) == pytest.approx(math.acos((math.cos(angle) + 1) / 2) / math.pi)
+    M = 7  # a quarter turn: old and new score are independent; one is the largest of M + 1, the other not second
+    assert coselection.turned_share(M, math.pi / 2) == pytest.approx(2 * (M - 1) / (M * (M + 1)))
+
+
 def test_bad_islands_and_links_are_named():
     with pytest.raises(ValueError, match="^sizes: expected one or two"):
         coselection.islands("linear", topk_softmax, 2, 3, (1, 3))
     with pytest.raises(ValueError, match="^scores: expected one of"):
         coselection.component_nullity("heads", 3, 2)
+    with pytest.raises(ValueError, match="^angle: expected a number from 0"):
+        coselection.turned_share(3, math.pi)
     with pytest.raises(ValueError, match="^claim_id: expected an id"):
         claims.link("book-nothing")
 

@@ -189,11 +189,27 @@ def test_the_nearest_experts_are_found():
         (dict(noise=0.0), "noise: expected a finite number > 0, got 0.0"),
         (
             dict(labels={"word": torch.zeros(2, dtype=torch.long)}),
-            "word: expected 3 entries, one for each token, got 2",
+            "labels: expected 3 of 'word', one for each token, got 2",
         ),
-        (dict(chosen=torch.ones(2, 2).bool()), "chosen: expected 3 entries, one for each token, got 2"),
-        (dict(x=torch.zeros(3, 5), W=torch.zeros(2, 4)), r"x: expected hidden states of the width of W, \(2, 4\), got"),
-        (dict(x=torch.ones(3, 4), W=torch.ones(2, 4)), r"h: expected the logits x W\^T to rounding, got some that"),
+        (dict(labels={"a": torch.rand(3)}), "labels: expected integers >= 0 for 'a', got torch.float32"),
+        (dict(labels={"a": -torch.arange(3)}), "labels: expected integers >= 0 for 'a', got torch.int64, the least of"),
+        (dict(labels={"a": list("xyz")}), "labels of 'a': expected a tensor"),
+        (dict(h=torch.zeros(0, 2)), r"h: expected a matrix of floating point logits, got \(0, 2\)"),
+        (dict(chosen=torch.ones(3, 2).bool()), "chosen: expected at most k = 1 experts for a token, got 2"),
+        (dict(x=torch.zeros(3, 5)), "x, W: expected both or neither, b with them, got only x"),
+        (dict(b=torch.zeros(2)), "x, W: expected both or neither, b with them, got only b"),
+        (
+            dict(x=torch.ones(3, 4), W=torch.ones(5, 4)),
+            r"x, W: expected those of \(3, 2\) logits, got them for \(3, 5\)",
+        ),
+        (
+            dict(x=torch.ones(4, 4), W=torch.ones(2, 4)),
+            r"x, W: expected those of \(3, 2\) logits, got them for \(4, 2\)",
+        ),
+        (dict(x=torch.ones(3, 4), W=torch.ones(2, 4), b=torch.ones(3)), "b: expected 2 biases, one for each row of W"),
+        (dict(chosen=torch.ones(2, 2).bool()), r"chosen: expected a mask of shape \(3, 2\), got"),
+        (dict(x=torch.zeros(3, 5), W=torch.zeros(2, 4)), r"x: .*hidden states of the width of W, \(2, 4\), got"),
+        (dict(x=torch.ones(3, 4), W=torch.ones(2, 4)), r"h: expected the logits x W\^T \+ b to rounding, got"),
     ],
 )
 def test_bad_arrays_are_named(change, message):
@@ -208,13 +224,39 @@ def test_bad_routers_are_named():
         compare_routers(torch.full((2, 3), torch.nan), torch.ones(2, 3))
     with pytest.raises(ValueError, match="expected router vectors other than zero"):
         compare_routers(torch.zeros(2, 3), torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="batches: expected at least one, got none"):
+    with pytest.raises(ValueError, match="batches: expected at least one token, got none"):
         RouterStream(3, 1).report()
+    stream = RouterStream(3, 1)
+    stream.add(randn(4, 3))
+    with pytest.raises(ValueError, match=r"labels: expected those of the batches before, \[\], got \['a'\]"):
+        stream.add(randn(4, 3), labels={"a": torch.arange(4)})
 
 
 def test_bad_models_are_named():
     with pytest.raises(ValueError, match="model: expected a model of transformers with mixture layers.*got Linear"):
         diagnose(torch.nn.Linear(2, 2), [])
+    with pytest.raises(ValueError, match="model: expected a model of transformers, got NoneType"):
+        diagnose(None, [])
+
+
+def test_arrays_of_numpy_and_biases_are_taken():
+    x, W, b = randn(50, 6).numpy(), randn(4, 6, seed=1).numpy(), randn(4, seed=2).numpy()
+    report = diagnose_router(x @ W.T + b, k=2, x=x, W=W, b=b)
+    assert not report.findings and report.gauge == diagnose_router(x @ W.T, k=2, x=x, W=W).gauge
+
+
+@pytest.mark.parametrize(("M", "k"), [(8, 1), (8, 2), (12, 3), (5, 4), (40, 8)])
+@pytest.mark.parametrize("scale", [0.003, 0.1, 3.0])
+def test_logits_far_from_the_gap_may_be_left_out(M, k, scale, monkeypatch):
+    """With ties, too: the same probability as with all of them."""
+    from moe_theory.theory import smoothing
+
+    h = randn(60, M)
+    h[:20] = h[:20].round(decimals=1)
+    h[:2] = 0
+    near = keep_probability(h, k, scale=scale)
+    monkeypatch.setattr(smoothing, "FAR", torch.inf)
+    assert (near - keep_probability(h, k, scale=scale)).abs().max() < 1e-12
 
 
 # Models of transformers. The library is an extra.
@@ -247,7 +289,8 @@ def test_whole_models_are_not_accused(tiny, family, seed):
         assert report.named == expected <= {"dead"}
         for gates in report.gates.values():
             assert gates.gates == (("softmax_topk",) if family in FIRST else ("topk_softmax",))
-            assert gates.as_first > 0.01
+            assert gates.as_first > 0.01 and gates.learns and gates.handed < 1
+            assert gates.factor == pytest.approx(1, abs=1e-5) and gates.passed == pytest.approx((1, 1), abs=1e-5)
             assert gates.lowered == pytest.approx(gates.as_first if family in FIRST else 0, abs=1e-5)
         pool = "each layer and sequence" if family == "Switch" else "all layers pooled"
         assert {loss.reads for loss in report.balance} == {pool}
@@ -306,7 +349,7 @@ def test_switch_pools_the_layers_of_a_stack(tiny, layers):
     assert [loss.reads for loss in report.balance] == ["each sequence, all layers pooled"] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("family", NAMES)
 def test_half_precision_is_refused(tiny, family, dtype):
     """Whole or broken: limits of single precision would accuse a model that is whole."""
@@ -374,7 +417,9 @@ def test_gates_of_sigmoids_with_a_factor_are_read(tiny):
     model.model.layers[1].mlp.gate.e_score_correction_bias[:4] = 1.0
     assert "selection" in diagnose(model, tiny.batches("Mixtral", 2)).named
     model.config.routed_scaling_factor = 2.0
-    assert "gate" in diagnose(model, tiny.batches("Mixtral", 2)).named
+    (config, *_) = [f for f in diagnose(model, tiny.batches("Mixtral", 2)).findings if f.name == "config"]
+    assert config.value == pytest.approx(2.5, rel=1e-5) and config.limit == 2
+    assert config.detail.endswith("times 2.5, configured times 2")
 
 
 def test_a_loss_within_rounding_of_right_and_wrong_is_undecided():
@@ -382,8 +427,8 @@ def test_a_loss_within_rounding_of_right_and_wrong_is_undecided():
     assert _reads(far) == "unknown" and _reads(far | {"each layer": 0.5, "all layers pooled": 0.4}) in POOLS
     close = far | {"each layer": 0.8, "softmax twice, each layer": 0.7}
     assert _reads(close) == "undecided" and _reads(far | {"softmax twice, each layer": 0.7}).startswith("softmax")
-    assert not BalanceReport("loss", "undecided", close, 1.0, 0.0).findings
-    assert [f.value for f in BalanceReport("loss", "unknown", far, 1.0, 0.0).findings] == [5]
+    assert not BalanceReport("loss", "undecided", close, 1.0, 0.0, 0.0).findings
+    assert [f.value for f in BalanceReport("loss", "unknown", far, 1.0, 0.0, 0.0).findings] == [5]
 
 
 def test_a_second_softmax_is_named(tiny):
@@ -420,8 +465,19 @@ def test_padding_and_labels(tiny):
 
 
 def test_bad_batches_are_named(tiny):
-    with pytest.raises(ValueError, match="batches: expected arguments of the model by name, got None"):
+    with pytest.raises(ValueError, match="batches: expected at least one, got none"):
         diagnose(tiny.tiny("OLMoE"), [])
+    (batch,) = tiny.batches("OLMoE", 1)
+    for wrong in (None, batch["input_ids"], [batch["input_ids"]], [batch, batch["input_ids"]], {}):
+        with pytest.raises(ValueError, match="batches: expected arguments of the model by name, got (None|Tens|dict)"):
+            diagnose(tiny.tiny("OLMoE"), wrong)
+    with pytest.raises(ValueError, match="labels: expected a function of a batch for 'a', got Tensor"):
+        diagnose(tiny.tiny("OLMoE"), batch, labels={"a": torch.arange(256)})
+    with pytest.raises(ValueError, match="batches: expected tokens other than padding, got none"):
+        diagnose(tiny.tiny("OLMoE"), {**batch, "attention_mask": torch.zeros(8, 32)})
+    dense = tiny.tiny("Qwen3-MoE", mlp_only_layers=[0, 1])
+    with pytest.raises(ValueError, match="with a Qwen3MoeTopKRouter in Qwen3MoeForCausalLM, got none"):
+        diagnose(dense, batch)
     with pytest.raises(ValueError, match="family: expected one of .*, got 'GPT'"):
         tiny.tiny("GPT")
     wrapped = torch.nn.Sequential(tiny.tiny("OLMoE"))
@@ -477,3 +533,245 @@ def test_a_direction_along_which_the_output_has_nearly_no_part_accuses_nobody(ti
     model, batches = tiny.tiny("Switch", k=1, seed=0), tiny.batches("Switch", 1, seed=0)
     tiny.FAULTS["router at zero"].breaks(model)
     assert {f.name for f in diagnose(model, batches, seed=seed).findings} == {"dead", "ties"}
+
+
+def padded(tiny, family="Mixtral"):
+    """A batch with six symbols of padding before each text, and a model that reads nothing there."""
+    model, (batch,) = tiny.tiny(family), tiny.batches(family, 1)
+    ids = batch["input_ids"].clone()
+    ids[:, :6] = 0
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0
+    return model, {**batch, "input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_padding_is_not_probed(tiny, family):
+    """A router at zero decides for no token; the first ones are padding, at which x is 0."""
+    model, batch = padded(tiny, family)
+    assert diagnose(model, batch).named <= {"dead"}
+    tiny.FAULTS["router at zero"].breaks(model)
+    assert diagnose(model, batch).named == {"ties", "dead"}
+    with torch.no_grad():
+        model.get_input_embeddings().weight.zero_()
+    with pytest.raises(ValueError, match="batches: expected tokens at which .* reads something other than 0, got none"):
+        diagnose(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("between", "found", "passed"),
+    [
+        (lambda out: out.detach(), {"gradient"}, (1, 0)),
+        (lambda out: 0 * out, {"gradient"}, (0, 0)),
+        (lambda out: (out + out.detach()) / 2, {"gradient"}, (1, 0.5)),
+        (lambda out: 1.5 * out, {"config"}, (1.5, 1.5)),
+        (lambda out: out + 1, set(), (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2-MoE", "Switch"])
+def test_what_lies_behind_the_experts_is_looked_at(tiny, family, between, found, passed):
+    model, batches = tiny.tiny(family), tiny.batches(family, 1)
+    for layer in tiny.layers_of(model):
+        layer.block.register_forward_hook(lambda _, __, out: between(out))
+    report = diagnose(model, batches)
+    assert report.named - {"dead"} == found
+    for gates in report.gates.values():
+        assert gates.passed == pytest.approx(passed, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("Afmoe", dict(num_experts=8, num_dense_layers=0, route_scale=2.448)),
+        ("HYV3", dict(num_experts=8, first_k_dense_replace=1, num_shared_experts=1)),
+    ],
+)
+def test_a_factor_is_read_off_the_layer(tiny, name, own):
+    """Whatever its name in the configuration, with which it is compared."""
+    transformers = tiny.library()
+    sizes = tiny.COMMON | dict(intermediate_size=48, moe_intermediate_size=48, head_dim=16, num_experts_per_tok=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes, **own))
+        for p in model.parameters():
+            if p.ndim > 1:
+                torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+    report = diagnose(model.eval(), tiny.batches("Mixtral", 2))
+    configured = getattr(model.config, "route_scale", None) or model.config.router_scaling_factor
+    assert not report.findings and configured != 1
+    assert report.layers()["times"].to_list() == pytest.approx([configured] * len(report.gates), rel=1e-5)
+
+
+def test_a_norm_behind_the_experts_is_no_factor(tiny):
+    model, batches = tiny.tiny("Qwen2-MoE"), tiny.batches("Qwen2-MoE", 1)
+    for layer in tiny.layers_of(model):
+        layer.block.register_forward_hook(lambda _, __, out: out / out.square().mean(-1, keepdim=True).sqrt())
+    report = diagnose(model, batches)
+    assert not report.findings
+    assert [gates.factor for gates in report.gates.values()] == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_layers_that_share_a_router_are_told_together(tiny):
+    model = tiny.tiny("OLMoE", num_hidden_layers=3)
+    tiny.CONTROLS["tied"].breaks(model)
+    (loss,) = diagnose(model, tiny.batches("OLMoE", 1)).balance
+    assert loss.reads == "all layers pooled" and loss.scale == pytest.approx(1, abs=1e-4)
+
+
+def test_neither_autocast_nor_coarse_products_reach_the_layers(tiny):
+    model, batches, seen = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1), []
+    expected = diagnose(model, batches).layers()
+    tiny.layers_of(model)[0].router.register_forward_hook(
+        lambda *_: seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+    )
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert diagnose(model, batches).layers().equals(expected) and torch.is_autocast_enabled("cpu")
+        assert torch.get_float32_matmul_precision() == "medium" and set(seen) == {("highest", False)}
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_routers_that_are_not_linear_are_refused(tiny):
+    model, batches = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    router = tiny.layers_of(model)[1].router
+    own = type(router)
+
+    def made(forward):
+        router.__class__ = type("Made", (own,), {"forward": forward})
+        return diagnose(model, batches)
+
+    with pytest.raises(ValueError, match=r"model: expected a linear router, x W\^T \+ b, got .* off in model.layers.1"):
+        made(lambda self, x: own.forward(self, x / x.norm(dim=-1, keepdim=True)))
+    with pytest.raises(ValueError, match="model: expected a linear router of 8 experts, got 3 logits of a token"):
+        made(lambda self, x: (torch.ones(len(x), 3), *own.forward(self, x)[1:]))
+    with pytest.raises(ValueError, match="model: expected layers that run in torch.float64, too, got .*model.layers.1"):
+        made(lambda self, x: own.forward(self, x.float()))
+
+    def slip(self, x):  # with a history: probabilities for logits
+        h, *rest = own.forward(self, x)
+        return (h.softmax(-1), *rest)
+
+    assert made(slip).named == {"balance"}
+
+
+class Around(torch.nn.Module):
+    """A wrapper that forwards attributes, as those of peft do."""
+
+    def __init__(self, model, known):
+        super().__init__()
+        self.inner = model
+        if known:
+            self.get_base_model = lambda: model
+
+    def __getattr__(self, name):
+        return self._modules["inner"] if name == "inner" else getattr(self._modules["inner"], name)
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def test_wrappers_are_taken_off_or_refused(tiny):
+    model, batches = tiny.tiny("Switch"), tiny.batches("Switch", 1)
+    compiled = torch.compile(model)
+    assert not diagnose(compiled, batches).findings and not diagnose(Around(model, True), batches).findings
+    with pytest.raises(ValueError, match="model: expected a model of transformers, got Around around one"):
+        diagnose(Around(model, False), batches)
+
+
+def test_a_wrapper_around_the_experts_is_looked_through(tiny):
+    class Lora(torch.nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base_layer = base
+
+        def forward(self, *args):
+            return self.base_layer(*args)
+
+    model = tiny.tiny("Mixtral")
+    for layer in model.model.layers:
+        layer.mlp.experts = Lora(layer.mlp.experts)
+    assert not diagnose(model, tiny.batches("Mixtral", 1)).findings
+
+
+def test_a_router_that_computes_in_half_precision_is_refused_before_it_runs(tiny):
+    model = tiny.tiny("Switch", router_dtype="bfloat16")
+    with pytest.raises(ValueError, match="model: expected mixture layers in torch.float32, got torch.bfloat16"):
+        diagnose(model, tiny.batches("Switch", 1))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_nan_is_said_where_it_appears(tiny):
+    model, batches = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj[3] = torch.nan
+    with pytest.raises(
+        ValueError, match="model: what the experts beside model.layers.0.mlp.gate return: expected fini"
+    ):
+        diagnose(model, batches)
+    model = tiny.tiny("Mixtral")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.fill_(torch.nan)
+    with pytest.raises(
+        ValueError, match="model: what model.layers.1.mlp.gate reads: expected finite numbers, got 8192"
+    ):
+        diagnose(model, batches)
+
+
+def test_each_stack_has_its_own_mask_and_labels(tiny):
+    model, (batch,) = tiny.tiny("Switch"), tiny.batches("Switch", 1)
+    batch["decoder_input_ids"] = batch["decoder_input_ids"][:, :16]
+    mask = torch.ones(8, 32, dtype=torch.long)
+    mask[:, 4:] = 0
+    labels = {"symbol": lambda b: b["input_ids"]}
+    report = diagnose(model, {**batch, "attention_mask": mask}, labels=labels)
+    assert [router.tokens for router in report.routers.values()] == [8 * 4, 8 * 16]
+    report = diagnose(model, {**batch, "decoder_attention_mask": mask[:, :16]}, labels=labels)
+    assert [router.tokens for router in report.routers.values()] == [8 * 32, 8 * 4]
+
+
+def test_gates_are_looked_at_where_no_expert_is_asked(tiny):
+    """Equal gates at a few tokens: among the eight that are asked there is none."""
+    model, (batch,) = tiny.tiny("Mixtral"), tiny.batches("Mixtral", 1)
+
+    def late(h, gates, experts):
+        equal = (torch.arange(len(h)) >= 200)[:, None] & (len(h) > 200)
+        return h, torch.where(equal, gates.mean(-1, keepdim=True), gates), experts
+
+    tiny.rewritten(late)(model)
+    found = diagnose(model, batch).findings
+    assert {f.name for f in found} == {"gate"} and all(f.detail.endswith("handed on") for f in found)
+
+
+def test_what_the_loss_of_a_training_step_adds_is_reported(tiny):
+    """By default nothing: the output of the router's logits is switched off."""
+    model, (batch,) = tiny.tiny("OLMoE"), tiny.batches("OLMoE", 1)
+    asked = (batch, {**batch, "output_router_logits": True}, dict(use_cache=False, return_dict=False, **batch))
+    assert [diagnose(model, b).balance[0].coefficient for b in asked] == pytest.approx([0, 0.01, 0])
+    model.config.output_router_logits = True
+    assert diagnose(model, batch).balance[0].coefficient == pytest.approx(model.config.router_aux_loss_coef)
+
+
+def test_what_was_frozen_is_reported(tiny):
+    model = tiny.tiny("Mixtral")
+    tiny.layers_of(model)[0].W.requires_grad_(False)
+    assert diagnose(model, tiny.batches("Mixtral", 1)).layers()["learns"].to_list() == [False, True]
+
+
+def test_experts_that_answer_zero_are_no_twins(tiny):
+    model = tiny.tiny("Mixtral")
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj[[2, 5]] = 0
+    (found,) = diagnose(model, tiny.batches("Mixtral", 1)).findings
+    assert found.name == "dead" and found.detail == "experts [2, 5] answer 0"
+
+
+def test_blocks_that_were_not_read_are_counted(tiny):
+    model = tiny.tiny("Mixtral")
+    model.model.layers[1].mlp.gate = torch.nn.Identity()
+    layers = tiny.layers_of(model)
+    from moe_theory.diagnose.layers import left_out
+
+    assert [layer.name for layer in layers] == ["model.layers.0.mlp.gate"]
+    assert left_out(model, layers) == ["model.layers.1.mlp"]

@@ -322,17 +322,21 @@ def test_stored_estimates_before_training_tell_the_truth(k):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "k"), [("topk_softmax", 2), ("topk_softmax", 5), ("softmax_topk", 2), ("sampled_topk", 2)]
+    ("rule", "k", "seed"),
+    [
+        *[("topk_softmax", 2, 0), ("topk_softmax", 5, 0), ("softmax_topk", 2, 0), ("sampled_topk", 2, 0)],
+        *[("topk_softmax", 1, 3), ("topk_softmax", 5, 4)],
+    ],
 )
-def test_the_first_window_of_a_long_training_tells_the_truth(rule, k):
+def test_the_first_window_of_a_long_training_tells_the_truth(rule, k, seed):
     """The first 101 of the CNN's 23,500 steps. Rounding is amplified by training, hence the tolerance."""
     try:
         sparse.images()
     except ValueError as missing:
         pytest.skip(str(missing))
-    which = dict(task="fashion-mnist", rule=rule, k=k, seed=0)
-    (key,) = (row for row in sparse.long_grid() if which.items() <= row.items())
-    rows = experiments.load("sparse_at_length")
+    which = dict(task="fashion-mnist", rule=rule, k=k, seed=seed)
+    (key,) = (row for row in sparse.long_grid() + sparse.more_seeds_grid() if which.items() <= row.items())
+    rows = pd.concat([experiments.load("sparse_at_length"), experiments.load("sparse_more_seeds")])
     (stored,) = rows[(rows[list(key)] == pd.Series(key)).all(axis=1)].to_dict("records")
     found = sparse.beginning({**key, "measured": "none"}, 101, training=True)
     assert found["kept"] == pytest.approx(stored["kept"], rel=1e-4)

@@ -132,6 +132,19 @@ def test_a_spread_is_from_the_least_to_the_largest_about_the_mean():
     plt.close(fig)
 
 
+def test_formulas_in_cells_and_labels_of_several_words(shown):
+    frame = pd.DataFrame({r"slope $|\ell'|$": ["$x<y$"]}, index=pd.Index([("one", "in $K$")], tupleize_cols=False))
+    figures.table(frame, "A caption.")
+    for part in (r"<th>slope \(|\ell'|\)</th>", r"<td>\(x&lt;y\)</td>", r"<th>one, in \(K\)</th>"):
+        assert part in shown[0]
+
+
+def test_the_name_of_the_index_stands_beside_those_of_the_columns(shown):
+    figures.table(pd.DataFrame({"a": [1.0], "b": [2.0]}, index=pd.Index([3], name="$M$")), "A caption.")
+    (head,) = re.findall(r"<tr.*?</tr>", shown[0].partition("</thead>")[0], re.DOTALL)
+    assert re.findall("<th>(.*?)</th>", head) == [r"\(M\)", "a", "b"]
+
+
 def test_captions_and_alternative_texts_are_one_line(shown):
     figures.show(
         figures.panels()[0],
@@ -239,7 +252,7 @@ def test_a_table_rounds_escapes_and_has_a_caption(shown):
         "<td>–</td>",
         "<td>3</td>",
         "x &amp; y",
-        'class="dataframe book-table"',
+        'class="dataframe book-table mathjax_process"',
     ):
         assert part in html
     assert '<figcaption class="mathjax_process">Of \\(x\\).</figcaption>' in html and "<a>" not in html

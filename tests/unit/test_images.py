@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from moe_theory.experiments.router_tasks import TRIALS, at_hand
 from moe_theory.tasks import images
 from moe_theory.tasks.images import load_images, read_cifar, read_idx
 
@@ -70,6 +71,18 @@ def test_files_of_the_package(small_files):
     assert torch.equal(data.test_x[:, 0], expected)
     assert data.train_y.tolist() == arrays["train-labels-idx1-ubyte.gz"].tolist()
     assert data.test_y.tolist() == arrays["t10k-labels-idx1-ubyte.gz"].tolist()
+
+
+def test_a_task_of_images_is_at_hand_only_with_the_images(monkeypatch, no_network, tmp_path):
+    """Chapter 25 asks before it computes a row again; the others draw their data."""
+    monkeypatch.setattr(images, "DEBIAN", tmp_path)
+    assert [task for task in TRIALS if not at_hand(task)] == ["fashion"]
+    with pytest.warns(UserWarning, match="stand in"), pytest.raises(ValueError, match="^task: expected Fashion-MNIST"):
+        TRIALS["fashion"].sample(0)
+
+
+def test_images_that_are_there_are_at_hand(small_files):
+    assert at_hand("fashion")
 
 
 @pytest.mark.skipif(not images.DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")

@@ -12,6 +12,7 @@ from moe_theory.experiments import language
 from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import Dense, LanguageModel, Mixture, TokenRouter, dense_width
 from moe_theory.models.rules import topk_softmax
+from moe_theory.training import language as training
 from moe_theory.training.language import evaluated, passages, train_language
 
 SYMBOLS, LENGTH, D, H = 11, 12, 8, 6
@@ -152,11 +153,12 @@ def test_training_leaves_a_frozen_router_alone(frozen):
     assert torch.equal(net.feed[1].router.beta1, router) == frozen and not torch.equal(net.words.W, words)
 
 
-def test_evaluation_is_the_mean_over_all_passages():
+def test_evaluation_is_the_mean_over_all_passages(monkeypatch):
     """Against the log-probabilities themselves, with a last chunk that is not full; and the share of hits."""
     net = model()
     text = torch.randint(SYMBOLS, (LENGTH * 7 + 5,), dtype=torch.uint8)
-    bits, hits = evaluated(net, text, chunk=3)
+    monkeypatch.setattr(training, "CHUNK", 3)
+    bits, hits = evaluated(net, text)
     rows = [text[i * LENGTH : (i + 1) * LENGTH + 1].long() for i in range(7)]
     p = torch.stack([net(r[None, :-1])[0].softmax(-1)[range(LENGTH), r[1:]] for r in rows])
     best = torch.stack([net(r[None, :-1])[0].argmax(-1) == r[1:] for r in rows])

@@ -137,7 +137,6 @@ def test_rows_become_an_array_of_sizes_and_repetitions():
     sizes, values = by_size(rows, "error")
     assert sizes.tolist() == [10, 20] and values.tolist() == [[10, 11], [20, 21]]
     assert str(Exponent(-0.5, -0.523, -0.48)) == "-0.50 [-0.52, -0.48]"
-    assert Exponent(-0.5, -0.7, -0.45).farthest_from(-0.5) == pytest.approx(0.2)
 
 
 def test_bad_rows_with_holes_are_refused():

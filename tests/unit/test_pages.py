@@ -1,14 +1,18 @@
 """What pages say of where a claim stands: in its paper, and in the book."""
 
+import base64
+import io
 import re
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from PIL import Image
 from pybtex.database import parse_file, parse_string
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
@@ -132,10 +136,10 @@ def test_the_map_names_the_longest_chain_and_what_a_verdict_touches():
     graph, page = pages.resting(), BeautifulSoup(pages.map_page(ledger()), "html.parser")
     (said,) = (p for p in page.select("p") if "longest chain" in p.text)
     length = int(re.search(r"longest chain has (\d+) claims", said.text)[1])
-    chain = [link.text for link in said.select("a")][-length:]
+    chain = [link["title"] for link in said.select("a")][-length:]
     assert all(before in graph[after] for before, after in pairwise(chain))
     assert length == max(map(len, pages.dependencies.chains(graph).values()))
-    touched = {row.td.text: row for row in page.select("table.touched tbody tr")}
+    touched = {row.td.a["title"]: row for row in page.select("table.touched tbody tr")}
     weak = {c for c, row in REGISTRY.items() if row.get("verdict", "open") not in pages.FIRM}
     assert set(touched) == {c for c in weak if any(c in others for others in graph.values())}
     for claim, row in touched.items():
@@ -143,7 +147,7 @@ def test_the_map_names_the_longest_chain_and_what_a_verdict_touches():
         above = direct.copy()
         while more := {user for user, others in graph.items() if above & set(others)} - above:
             above |= more
-        assert {link.text for link in row.select("td:nth-child(3) a")} == direct
+        assert {link["title"] for link in row.select("td:nth-child(3) a")} == direct
         assert int(row.select("td")[3].text) == len(above)
 
 
@@ -155,6 +159,28 @@ def test_the_ledger_says_on_how_many_claims_one_rests_and_how_many_rest_on_it(mo
     assert pages._rests("b") == [link("b", "Rests on 1, used by 1")]
     assert pages._rests("c") == [link("c", "Rests on 2")]
     assert pages._rests("d") == []
+
+
+def test_cells_of_words_are_marked_and_numbers_keep_to_one_line():
+    frame = pd.DataFrame({"act": ["lower one logit, see", "differentiate the balancing loss"], "n": ["0.1 ± 0.2", "3"]})
+    html = pages.TABLE.sub(pages._dressed, frame.to_html(classes="book-table", index=False))
+    first, second = BeautifulSoup(html, "html.parser").select("tbody tr")
+    assert [cell.get("class") for cell in (*first, *second) if cell.name] == [["text"], None, ["text", "long"], None]
+    assert [cell["data-head"] for cell in second.find_all("td")] == ["act", "n"]
+    assert pages._dressed(pages.TABLE.search("<table class='book-table'><td>1.0 [-2, 3]</td></table>")).endswith(
+        "<td><span>1.0</span> <span>[-2, 3]</span></td></table>"
+    )
+    assert "stacks" in html and "stacks" not in pages.TABLE.sub(
+        pages._dressed, frame[["n"]].to_html(classes="book-table")
+    )
+
+
+@pytest.mark.parametrize("width", [870, 1110])
+def test_a_figure_of_many_panels_is_marked(width):
+    data = io.BytesIO()
+    Image.new("RGB", (width, 2)).save(data, "PNG")
+    image = f'<img alt="x" style="y" src="data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}">'
+    assert ('class="wide"' in pages.DRAWN.sub(pages._marked, image)) == (width > pages.WIDE)
 
 
 PARTS = yaml.safe_load((build.ROOT / "_toc.yml").read_text())["parts"]

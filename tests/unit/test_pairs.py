@@ -1,9 +1,18 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t, ttest_1samp
+from scipy.stats import t, ttest_1samp, ttest_ind
 
-from moe_theory.measure.pairs import apart, decisions, lead, off_line, p_value, seeds_needed
+from moe_theory.measure.pairs import (
+    apart,
+    decisions,
+    lead,
+    off_line,
+    one_run_more,
+    p_value,
+    seeds_needed,
+    told_apart,
+)
 
 ONE, OTHER = np.array([1.0, 2.0, 3.0]), np.array([2.0, 3.0, 2.9])
 
@@ -69,3 +78,27 @@ def test_an_arm_off_the_line_of_the_others_is_seen():
     assert off_line(x, 2 * x + noise + 4 * (arm == "d"), arm) == pytest.approx([-10, -10, -10, 30])
     with pytest.raises(ValueError, match="^arm: expected two rows or more of each, got 'e' once"):
         off_line(x, x, arm.replace({"d": "e"}).where(arm.index < 7, "d"))
+
+
+def test_one_run_more_is_a_two_sample_test_with_one_spread():
+    runs = pd.Series([70.0, 72.0, 71.0, 74.0])
+    assert one_run_more({"a": runs}, {"a": 78.0})["a"] == pytest.approx(ttest_ind(runs, [78.0]).pvalue)
+    two = one_run_more({"a": runs, "b": runs + 5}, {"a": 78.0, "b": 83.0})
+    assert two["a"] == pytest.approx(two["b"]) and two["a"] < one_run_more({"a": runs}, {"a": 78.0})["a"]
+
+
+def test_exact_replications_are_told_apart_as_rarely_as_said():
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(2_000):
+        ours = {cell: pd.Series(rng.normal(size=3)) for cell in range(6)}
+        hits += bool(told_apart(one_run_more(ours, {cell: rng.normal() for cell in ours}), level=0.05))
+    # the tests share one estimated spread, so that the share is below the level, by little
+    assert 0.03 < hits / 2_000 < 0.06
+
+
+def test_other_cells_or_single_runs_are_refused():
+    runs = pd.Series([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"^printed: expected the cells \['a'\]"):
+        one_run_more({"a": runs}, {"b": 1.0})
+    with pytest.raises(ValueError, match="^ours: expected two runs"):
+        one_run_more({"a": runs[:1]}, {"a": 1.0})

@@ -46,7 +46,8 @@ def test_this_environment_is_the_lock():
         assert version(name).split("+")[0] == pin, name
 
 
-WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]
+BOOK_YML = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())
+WORKFLOW = BOOK_YML["jobs"]
 
 
 def test_the_workflow_tries_every_python_and_both_ends_of_the_ranges():
@@ -62,11 +63,16 @@ def test_the_workflow_tries_every_python_and_both_ends_of_the_ranges():
     (install,) = [s["run"] for s in WORKFLOW["ranges"]["steps"] if s.get("name") == "Install"]
     extras = set(re.search(r"\[(.*?)\]", install)[1].split(","))
     assert extras == project["optional-dependencies"].keys()
+    for installs in (str(WORKFLOW["ranges"]["steps"]), (ROOT / ".ci" / "run").read_text()):
+        assert "bash .ci/packages" in installs, "both have the data that chapters read"
 
 
-def test_only_what_passed_everywhere_is_published_and_once():
+def test_what_passed_with_the_lock_is_published_and_once():
+    """A new version of a library, which `ranges` tries, does not hold it back; nor does a later push end it."""
     publish = WORKFLOW["publish"]
-    assert set(publish["needs"]) == WORKFLOW.keys() - {"publish"} and "main" in publish["if"]
+    assert publish["needs"] == ["locked"] and "main" in publish["if"]
+    assert "github.ref" in BOOK_YML["concurrency"]["group"]
+    assert BOOK_YML["concurrency"]["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"
     assert [name for name, job in WORKFLOW.items() if "write" in str(job.get("permissions"))] == ["publish"]
     kept = [
         s for s in WORKFLOW["locked"]["steps"] if "make site" in s.get("run", "") or "artifact" in s.get("uses", "")
@@ -86,6 +92,30 @@ def test_what_the_workflow_runs_is_there():
     assert {".ci/run", "tests/unit", "book/build.py"} <= {*paths}
     for path, _, test in (name.partition("::") for name in paths):
         assert f"def {test}(" in (ROOT / path).read_text() if test else (ROOT / path).exists(), path
+
+
+READS = {  # what is read: calls in a chapter that read it
+    "images": r"load_images\(|at_hand\(|images\.data\(",
+    "pages": r"load_characters\(|languages\.data\(|(?:language|cl)\.text\(\)",
+}
+
+
+def test_the_chapters_that_read_data_are_named():
+    found = {what: set() for what in READS}
+    for path in NUMBERED:
+        code = "\n".join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code")
+        for what, calls in READS.items():
+            if re.search(calls, code):
+                found[what].add(int(path.name[:2]))
+    said = re.search(r"Chapters ([\d, and]+) read real data: .*?\(([\d, ]+)\).*?\(([\d, ]+)\)", _flat("README.md"))
+    every, *parts = ({*map(int, re.findall(r"\d+", part))} for part in said.groups())
+    assert parts == [*found.values()] and every == set.union(*parts)
+    assert f"Chapters {said[1]} and the experiments" in _flat("book/running.md")
+
+
+def _flat(name: str) -> str:
+    """The text of a page, its lines joined."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)

@@ -65,7 +65,7 @@ def test_bad_losses_are_refused():
     G = draw_measure(3, 2, 0)
     with pytest.raises(ValueError, match="kind: expected one of"):
         voronoi_loss(G, G, "L4")
-    with pytest.raises(ValueError, match="r: expected a number >= 1"):
+    with pytest.raises(ValueError, match="r: expected a finite number >= 1"):
         voronoi_loss(G, G, "L1r", r=0.5)
     with pytest.raises(ValueError, match="G: expected inputs of dimension 3"):
         voronoi_loss(G, draw_measure(3, 3, 0))

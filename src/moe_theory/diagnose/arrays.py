@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from scipy import stats
 from torch import Tensor
 
@@ -136,11 +136,12 @@ class RouterStream:
             h: logits.
             chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
             rounding: error of the logits of each token; by default the resolution of their dtype at their size.
-            labels: for each name a non-negative integer for each token.
+            labels: for each name a non-negative integer for each token; the same names in every batch.
 
         Raises:
-            ValueError: for logits that are no matrix of M columns, NaN or infinite, a mask of another shape or type, or
-                arguments for another number of tokens.
+            ValueError: for logits that are no matrix of M columns, NaN or infinite, a mask of another shape or type or
+                with more than k experts of a token, labels that are no integers >= 0, or arguments for another number
+                of tokens.
         """
         if h.ndim != 2 or h.shape[1] != self.experts:
             raise ValueError(f"h: expected logits of shape (n, {self.experts}), got {tuple(h.shape)}")
@@ -148,15 +149,11 @@ class RouterStream:
         if rounding is None:
             rounding = torch.finfo(h.dtype).eps * h64.abs().amax(1)
         wanted = topk_set(h64, self.k)
-        chosen = wanted if chosen is None else torch.as_tensor(chosen).cpu()
-        for name, value in {"chosen": chosen, "rounding": rounding, **(labels or {})}.items():
-            if len(value) != len(h):
-                raise ValueError(f"{name}: expected {len(h)} entries, one for each token, got {len(value)}")
-        if chosen.dtype != torch.bool or chosen.shape != h.shape:
-            raise ValueError(
-                f"chosen: expected a mask of shape {tuple(h.shape)}, got {chosen.dtype} {tuple(chosen.shape)}; "
-                "numbers (n, k) become one by torch.zeros_like(h, dtype=torch.bool).scatter(1, numbers, True)"
-            )
+        chosen = wanted if chosen is None else self._mask(chosen, h)
+        labels = {name: checked_label(name, label, len(h)) for name, label in (labels or {}).items()}
+        if self._kept and labels.keys() != self._labels.keys():
+            before, now = (sorted(names) for names in (self._labels, labels))
+            raise ValueError(f"labels: expected those of the batches before, {before}, got {now}")
         gap, complete = kept_gap(h64, self.k), chosen.sum(1) == self.k
         lead = h64.masked_fill(~chosen, -math.inf)
         self._keep(
@@ -170,8 +167,21 @@ class RouterStream:
             level=h64.mean(1),
             spread=h64.var(1, correction=0),
         )
-        for name, value in (labels or {}).items():
-            self._labels.setdefault(name, []).append(torch.as_tensor(value).cpu())
+        for name, value in labels.items():
+            self._labels.setdefault(name, []).append(value)
+
+    def _mask(self, chosen: Tensor, h: Float[Tensor, "n M"]) -> Bool[Tensor, "n M"]:
+        """A mask of the experts that the tokens were sent to, if it is one."""
+        chosen = check.array("chosen", chosen).cpu()
+        if chosen.dtype != torch.bool or chosen.shape != h.shape:
+            raise ValueError(
+                f"chosen: expected a mask of shape {tuple(h.shape)}, got {chosen.dtype} {tuple(chosen.shape)}; "
+                "numbers (n, k) become one by torch.zeros_like(h, dtype=torch.bool).scatter(1, numbers, True)"
+            )
+        most = int(chosen.sum(1).max()) if len(chosen) else 0
+        if most > self.k:
+            raise ValueError(f"chosen: expected at most k = {self.k} experts for a token, got {most}")
+        return chosen
 
     def _keep(self, **values: Tensor) -> None:
         for name, value in values.items():
@@ -184,11 +194,11 @@ class RouterStream:
             seed: draws the permutations of the labels.
 
         Raises:
-            ValueError: if no batch was taken.
+            ValueError: if no token was taken.
         """
-        if not self._kept:
-            raise ValueError("batches: expected at least one, got none")
         seen = {name: torch.cat(parts) for name, parts in self._kept.items()}
+        if not seen or not len(seen["gap"]):
+            raise ValueError("batches: expected at least one token, got none")
         undecided = seen["gap"] <= 2 * seen["rounding"]
         loads = seen["loads"].sum(0)
         complete = seen["complete"]
@@ -212,6 +222,21 @@ class RouterStream:
                 for i, (name, parts) in enumerate(self._labels.items())
             },
         )
+
+
+def checked_label(name: str, label, tokens: int) -> Int[Tensor, " n"]:
+    """A label of some tokens as a vector of integers.
+
+    Raises:
+        ValueError: unless it has an integer >= 0 for each of them.
+    """
+    label = check.array(f"labels of {name!r}", label).flatten().cpu()
+    if len(label) != tokens:
+        raise ValueError(f"labels: expected {tokens} of {name!r}, one for each token, got {len(label)}")
+    if label.is_floating_point() or label.is_complex() or bool((label < 0).any()):
+        least = f", the least of them {label.min()}" if label.dtype.is_signed and not label.is_complex() else ""
+        raise ValueError(f"labels: expected integers >= 0 for {name!r}, got {label.dtype}{least}")
+    return label
 
 
 def kept_gap(h: Float[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
@@ -252,13 +277,14 @@ def told(label: Tensor, expert: Tensor, *, seed: int, at: int = 0) -> Dispatch:
 
 
 def diagnose_router(
-    h: Float[Tensor, "n M"],
+    h: Float[Tensor, "n M"] | np.ndarray,
     *,
     k: int,
     chosen: Tensor | None = None,
     labels: Mapping[str, Tensor] | None = None,
-    x: Float[Tensor, "n d"] | None = None,
-    W: Float[Tensor, "M d"] | None = None,
+    x: Float[Tensor, "n d"] | np.ndarray | None = None,
+    W: Float[Tensor, "M d"] | np.ndarray | None = None,
+    b: Float[Tensor, " M"] | np.ndarray | None = None,
     noise: float = 0.01,
     seed: int = 0,
 ) -> RouterReport:
@@ -270,25 +296,33 @@ def diagnose_router(
         chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
         labels: for each name a non-negative integer for each token.
         x, W: what the router read and its vectors, both or neither: the rounding of the logits and the share of the
-            gauge are taken from them.
+            gauge are taken from them; b: its biases, if it has any.
         noise: standard deviation of the Gaussian noise whose effect is computed.
         seed: draws the permutations of the labels.
 
     Raises:
-        ValueError: for NaN logits, a k outside 1..M, hidden states of another width than the router's, logits that
-            are not those of x and W, or arguments for another number of tokens.
+        ValueError: for no token, NaN logits, a k outside 1..M, hidden states or vectors that are for other tokens,
+            experts or another width, logits that are not `x W^T + b`, or what `RouterStream.add` refuses.
     """
-    h = torch.as_tensor(h)
-    if h.ndim != 2 or not h.is_floating_point():
+    h = check.array("h", h)
+    if h.ndim != 2 or not h.is_floating_point() or not len(h):
         raise ValueError(f"h: expected a matrix of floating point logits, got {tuple(h.shape)} {h.dtype}")
     router = RouterStream(h.shape[1], k, noise=noise)
+    if (x is None) != (W is None) or (b is not None and W is None):
+        given = [name for name, value in (("x", x), ("W", W), ("b", b)) if value is not None]
+        raise ValueError(f"x, W: expected both or neither, b with them, got only {' and '.join(given)}")
     rounding = None
-    if x is not None and W is not None:
-        exact, rounding = linear_logits(x, W)
-        router.weight = W
+    if W is not None:
+        x, router.weight = check.array("x", x), check.array("W", W)
+        b = None if b is None else check.array("b", b)
+        exact, rounding = linear_logits(x, router.weight, b)
+        if exact.shape != h.shape:
+            raise ValueError(f"x, W: expected those of {tuple(h.shape)} logits, got them for {tuple(exact.shape)}")
         off = (h.double() - exact).abs().amax(1)
         if bool((off > 2 * rounding).any()):
-            raise ValueError(f"h: expected the logits x W^T to rounding, got some that are {float(off.max()):.2g} off")
+            raise ValueError(
+                f"h: expected the logits x W^T + b to rounding, got some that are {float(off.max()):.2g} off"
+            )
     router.add(h, chosen=chosen, rounding=rounding, labels=labels)
     return router.report(seed=seed)
 
@@ -301,10 +335,16 @@ def linear_logits(
     A product of d entries and a bias are off by at most `roundings(d + 1)` times `eps / 2` and the sum of their sizes.
 
     Raises:
-        ValueError: for hidden states of another width than W, or NaN entries.
+        ValueError: for hidden states that are not floating point or of another width than W, biases of another number,
+            or NaN entries.
     """
-    if x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
-        raise ValueError(f"x: expected hidden states of the width of W, {tuple(W.shape)}, got {tuple(x.shape)}")
+    if not x.is_floating_point() or x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
+        raise ValueError(
+            f"x: expected floating point hidden states of the width of W, {tuple(W.shape)}, "
+            f"got {x.dtype} {tuple(x.shape)}"
+        )
+    if b is not None and b.shape != W.shape[:1]:
+        raise ValueError(f"b: expected {len(W)} biases, one for each row of W, got {tuple(b.shape)}")
     eps = torch.finfo(x.dtype).eps
     x, W = check.finite("x", x.detach()).double(), check.finite("W", W.detach()).double()
     b = torch.zeros_like(W[:, 0]) if b is None else b.detach().double()

@@ -1,6 +1,7 @@
 """What a balancing loss reads: its gradient in the routers against that of its formula at the same logits."""
 
-from contextlib import ExitStack
+import math
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,8 @@ class BalanceReport:
         off: for each candidate the distance of the gradients over the limit of rounding, in the farthest layer.
         scale: coefficient of the gradient on that of the nearest candidate.
         blind: distance of its gradient from that of "each layer", relative to the latter.
+        coefficient: what it is multiplied by in the loss of a training step, where the model is called with the
+            arguments of the batch and labels; 0 where it is not added, nan where the model gives no such loss.
     """
 
     where: str
@@ -40,6 +43,7 @@ class BalanceReport:
     off: dict[str, float]
     scale: float
     blind: float
+    coefficient: float
 
     @property
     def findings(self) -> list[Finding]:
@@ -71,27 +75,59 @@ def probe_balance(model: nn.Module, batch: dict, layers: list[Layer], k: int) ->
     """Differentiates every balancing loss that a model returns, at one batch, in the routers alone.
 
     What a router reads is held fixed, so that the gradient is that through its own logits; no other is kept.
+
+    Raises:
+        ValueError: for a loss of a stack without layers, or a batch of neither symbols nor their vectors.
     """
-    batch = {key: value for key, value in batch.items() if key != "attention_mask"}  # padding counts here
-    sequences = len(next(iter(batch.values())))
+    batch = {name: value for name, value in batch.items() if not name.endswith("attention_mask")}  # padding counts here
+    sequences = next((len(value) for name, value in batch.items() if name.endswith(("input_ids", "inputs_embeds"))), 0)
+    if not sequences:
+        raise ValueError(f"batches: expected input_ids or inputs_embeds, got {sorted(batch)}")
+    with _cut_off(layers), ExitStack() as stack:
+        traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
+        output = model(**batch | {"output_router_logits": True, "return_dict": True})
+        losses = {name: loss for name, loss in output.items() if name.endswith("aux_loss") and loss is not None}
+        before = _coefficients(model, batch, losses)
+    found = []
+    for name, loss in losses.items():
+        stack = name.removesuffix("aux_loss").removesuffix("_")
+        own = [layer for layer in layers if not stack or stack in layer.name.split(".")]
+        if not own:
+            raise ValueError(f"model: expected mixture layers in {stack}, of which it returns {name}, got none")
+        found.append(_report(name, loss, before[name], own, [traces[layer.name][0] for layer in own], sequences, k))
+    return found
+
+
+@contextmanager
+def _cut_off(layers: list[Layer]):
+    """What routers read and experts say is held fixed, and what is differentiated reaches a router by its logits."""
     with ExitStack() as stack, torch.enable_grad():
         for layer in layers:
             hook = layer.router.register_forward_pre_hook(lambda _, args: tuple(a.detach() for a in args))
             stack.callback(hook.remove)
             hook = layer.experts.register_forward_hook(lambda _, __, out: out.detach())
             stack.callback(hook.remove)
-        traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
-        output = model(**batch, output_router_logits=True)
-    found = []
-    for name, loss in output.items():
-        if not name.endswith("aux_loss") or loss is None:
-            continue
-        own = [layer for layer in layers if layer.name.startswith(name.removesuffix("aux_loss").removesuffix("_"))]
-        found.append(_report(name, loss, own, [traces[layer.name][0] for layer in own], sequences, k))
+        yield
+
+
+def _coefficients(model: nn.Module, batch: dict, losses: dict) -> dict[str, float]:
+    """For each balancing loss its factor in the loss that the model returns for a training step, by differentiation."""
+    labels = next((batch[n] for n in ("labels", "decoder_input_ids", "input_ids") if n in batch), None)
+    if not losses or labels is None:
+        return dict.fromkeys(losses, math.nan)
+    output = model(**batch | {"labels": labels.contiguous(), "return_dict": True})
+    found = {}
+    for name in losses:
+        part, whole = output.get(name), output.get("loss")
+        alive = all(isinstance(value, Tensor) and value.requires_grad for value in (part, whole))
+        slope = torch.autograd.grad(whole, part, allow_unused=True, retain_graph=True)[0] if alive else None
+        found[name] = 0.0 if slope is None else float(slope)
     return found
 
 
-def _report(name: str, loss, layers: list[Layer], traces: list[Trace], sequences: int, k: int) -> BalanceReport:
+def _report(
+    name: str, loss, coefficient: float, layers: list[Layer], traces: list[Trace], sequences: int, k: int
+) -> BalanceReport:
     """Compares the gradients in the vectors of some routers, each against the sizes that it is a sum of."""
     vectors = [layer.W for layer in layers]
     found = [torch.zeros_like(W) for W in vectors]
@@ -100,8 +136,11 @@ def _report(name: str, loss, layers: list[Layer], traces: list[Trace], sequences
     found = torch.stack([g.double() for g in found])
     x = torch.stack([t.x.detach().double().unflatten(0, (sequences, -1)) for t in traces])
     sent = torch.stack([_wanted(t, k).unflatten(0, (sequences, -1)) for t in traces])
-    candidates = _candidates(layers, x, sent)
-    limit = _rounding(layers, x, sent, traces)
+    # Layers that share their vectors have one gradient, the sum of theirs.
+    same = torch.tensor([[float(W is V) for V in vectors] for W in vectors], dtype=x.dtype, device=x.device)
+    own = _candidates(layers, x, sent)
+    candidates = {key: torch.einsum("kl,lmd->kmd", same, g) for key, g in own.items()}
+    limit = same @ _rounding(layers, x, sent, traces)
     off = {key: float(((found - g).flatten(1).norm(dim=1) / limit).max()) for key, g in candidates.items()}
     nearest, per_layer = candidates[min(off, key=off.get)], candidates["each layer"]
     return BalanceReport(
@@ -110,6 +149,7 @@ def _report(name: str, loss, layers: list[Layer], traces: list[Trace], sequences
         off=off,
         scale=float((found * nearest).sum() / nearest.square().sum()),
         blind=float((found - per_layer).norm() / per_layer.norm()),
+        coefficient=coefficient,
     )
 
 

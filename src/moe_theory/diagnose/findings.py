@@ -27,14 +27,15 @@ FINDINGS = {
     ),
     "config": Kind(
         "book-diagnose-faults",
-        "the gate is not the one that the configuration names",
-        "set the configuration to the gate that the code computes, or change the code",
+        "the gate, or the constant factor on it, is not the one that the configuration names",
+        "set the configuration to what the code computes, or change the code",
     ),
     "gradient": Kind(
         "smooth-prop-1",
         "the task loss gives the router no gradient at the tokens asked, or one that is not its gate's",
         "with one expert selected, take the gate from a softmax over all; with copies as experts, wait until they "
-        "differ; else look for a detached tensor, or for logits so far apart that their softmax has saturated",
+        "differ; else look for a detached tensor, in the router or behind the experts, or for logits so far apart that "
+        "their softmax has saturated",
     ),
     "selection": Kind(
         "book-noisy-set",
@@ -60,8 +61,9 @@ FINDINGS = {
     ),
     "dead": Kind(
         "chen-tab-9",
-        "experts that are never selected",
-        "show it more tokens; if they stay idle, balance the load, or remove them: idle is no failure by itself",
+        "experts that are never selected, or that answer 0",
+        "show it more tokens; if they stay idle, balance the load, or remove them: idle is no failure by itself; "
+        "weights of 0 are left by pruning, or where a copy broke off",
     ),
     "twins": Kind(
         "book-split-exact",

@@ -5,7 +5,7 @@ A model class of the library names the class of its routers and the place of the
 """
 
 import copy
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from moe_theory import _validate as check
 from moe_theory.diagnose.arrays import linear_logits
 
 
@@ -20,7 +21,7 @@ class Trace(NamedTuple):
     """What a layer did with n tokens.
 
     Attributes:
-        x: what its router read; exact: the logits of that in float64, `x W^T + b`.
+        x: what its router read; exact: the logits of that in float64, `x W^T + b`; recorded: those its router returned.
         rounding: how far logits in the layer's precision may be from them.
         chosen: the experts the tokens were sent to; gates: the weights handed on with them, 0 elsewhere.
         F: the output of the experts together.
@@ -29,11 +30,17 @@ class Trace(NamedTuple):
 
     x: Float[Tensor, "n d"]
     exact: Float[Tensor, "n M"]
+    recorded: Float[Tensor, "n M"]
     rounding: Float[Tensor, " n"]
     chosen: Bool[Tensor, "n M"]
     gates: Float[Tensor, "n M"]
     F: Float[Tensor, "n d"]
     masks: bool
+
+    def of(self, kept: Bool[Tensor, " n"]) -> "Trace":
+        """The same of some of the tokens."""
+        kept = kept.to(self.x.device)
+        return Trace(*(part[kept] if isinstance(part, Tensor) else part for part in self))
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Layer:
     @property
     def b(self) -> nn.Parameter | None:
         """The router's biases, (M,), if it has any."""
-        return next((p for p in self.router.parameters() if p.ndim == 1), None)
+        return next((p for p in self.router.parameters() if p.shape == self.W.shape[:1]), None)
 
     @property
     def hidden(self) -> int:
@@ -73,8 +80,9 @@ class Layer:
         The library multiplies all experts in one call, which knows no float64; the copy has them in a loop.
         """
         block = copy.deepcopy(self.block).double()
-        if hasattr(block.experts, "config"):
-            block.experts.config._experts_implementation = "eager"
+        for module in block.modules():
+            if hasattr(module, "config"):
+                module.config._experts_implementation = "eager"
         router = getattr(block, self.name.rpartition(".")[2])
         return Layer(self.name, block, router, block.experts, self.logits_at)
 
@@ -86,39 +94,63 @@ class Layer:
         blank = torch.zeros(len(index), len(self.W), dtype=gates.dtype, device=gates.device)
         return blank.bool().scatter(1, index, True), blank.scatter(1, index, gates)
 
+    def _linear(self, x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
+        """`linear_logits` of what the router reads."""
+        check.finite(f"model: what {self.name} reads", x)
+        if self.W.shape[1] != x.shape[1]:
+            raise ValueError(
+                f"model: expected a linear router, got vectors of width {self.W.shape[1]} in {self.name}, "
+                f"which reads hidden states of width {x.shape[1]}"
+            )
+        return linear_logits(x, check.finite(f"model: the vectors of {self.name}", self.W), self.b)
+
     @contextmanager
     def watched(self):
         """While it is open, every call of the layer appends a `Trace` to the list that it gives."""
-        traces, x, given = [], [], []
+        traces, x, given, recorded = [], [], [], []
 
-        def leaves(module, args, out):
+        def returned(_, __, out):
+            recorded.append((out[self.logits_at] if isinstance(out, tuple) else out).detach().flatten(0, -2))
+
+        def leaves(_, __, out):
             if len(rest := given.pop()) != 2:
                 raise ValueError(
                     "model: expected experts that are called with tokens, numbers and gates, "
                     f"got {1 + len(rest)} arguments in {self.name}"
                 )
             index, gates = rest
-            exact, rounding = linear_logits(x[-1], self.W, self.b)
-            traces.append(Trace(x.pop(), exact, rounding, *self._handed(index, gates), out, index.ndim == 3))
+            exact, rounding = self._linear(x[-1])
+            check.finite(f"model: what the experts beside {self.name} return", out)
+            parts = x.pop(), exact, recorded.pop(), rounding, *self._handed(index, gates), out
+            traces.append(Trace(*parts, index.ndim == 3))
 
-        hooks = [
-            self.router.register_forward_pre_hook(lambda _, args: x.append(args[0].flatten(0, -2))),
-            self.experts.register_forward_pre_hook(
-                lambda _, args, kwargs: given.append([*args, *kwargs.values()][1:]), with_kwargs=True
-            ),
-            self.experts.register_forward_hook(leaves),
-        ]
-        try:
+        def enters(_, args, kwargs):
+            given.append([*args, *kwargs.values()][1:])
+
+        with ExitStack() as stack:
+            for hook in (
+                self.router.register_forward_pre_hook(lambda _, args: x.append(args[0].flatten(0, -2))),
+                self.router.register_forward_hook(returned, prepend=True),  # before what others make of it
+                self.experts.register_forward_pre_hook(enters, with_kwargs=True),
+                self.experts.register_forward_hook(leaves),
+            ):
+                stack.callback(hook.remove)
             yield traces
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __call__(self, x: Float[Tensor, "n d"]) -> Trace:
         """The layer at n tokens."""
         with self.watched() as traces:
             self.block(x[None])
         return traces[0]
+
+    def passed(self, x: Float[Tensor, "n d"], F: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """The block's output at n tokens where its experts together say F."""
+        hook = self.experts.register_forward_hook(lambda *_: F)
+        try:
+            out = self.block(x[None])
+        finally:
+            hook.remove()
+        return (out[0] if isinstance(out, tuple) else out).flatten(0, -2)
 
     def answers(self, x: Float[Tensor, "n d"], masks: bool) -> Float[Tensor, "n M d"]:
         """What each expert says at each token, asked alone with gate 1; for `masks` see `Trace`."""
@@ -127,32 +159,56 @@ class Layer:
         return torch.stack([self.experts(x, m, torch.ones_like(x[:, :1])) for m in index], 1)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model of transformers in what `torch.compile` or the library peft put around it.
+
+    Raises:
+        ValueError: for what is no model, or in another wrapper.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected a model of transformers, got {type(model).__name__}")
+    model = getattr(model, "_orig_mod", model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not hasattr(type(model), "_can_record_outputs") and any(map(_recorded, model.modules())):
+        kind = type(model).__name__
+        raise ValueError(f"model: expected a model of transformers, got {kind} around one; hand over what it wraps")
+    return model
+
+
 def layers_of(model: nn.Module) -> list[Layer]:
     """The mixture layers of a model of transformers, in the order in which it names them.
 
     Raises:
         ValueError: for a model of another kind, or one that has no such layer.
     """
-    recorder = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits")
-    if recorder is None:
-        recorder = next((r for r in map(_recorder, model.modules()) if r is not None), None)
-    if recorder is None:
+    recorders = _recorded(model) or next(filter(None, map(_recorded, model.modules())), [])
+    if not recorders:
         raise ValueError(
             "model: expected a model of transformers with mixture layers, whose class records router_logits, "
             f"got {type(model).__name__}"
         )
     modules, found = dict(model.named_modules()), []
     for name, router in modules.items():
-        if isinstance(router, recorder.target_class):
-            block = modules[name.rpartition(".")[0]]
-            if not hasattr(block, "experts"):
-                raise ValueError(f"model: expected router and experts side by side, got {type(block).__name__}")
-            found.append(Layer(name, block, router, block.experts, recorder.index))
+        for recorder in recorders:
+            if isinstance(router, recorder.target_class):
+                block = modules[name.rpartition(".")[0]]
+                if not isinstance(getattr(block, "experts", None), nn.Module):
+                    raise ValueError(f"model: expected router and experts side by side, got {type(block).__name__}")
+                found.append(Layer(name, block, router, block.experts, recorder.index))
     if not found:
-        raise ValueError(f"model: expected mixture layers in {type(model).__name__}, got none; is every layer dense?")
+        classes = " or ".join(recorder.target_class.__name__ for recorder in recorders)
+        raise ValueError(f"model: expected mixture layers with a {classes} in {type(model).__name__}, got none")
     return found
 
 
-def _recorder(module: nn.Module):
+def left_out(model: nn.Module, layers: list[Layer]) -> list[str]:
+    """The names of the blocks that have experts, but none of these layers' routers."""
+    read = [layer.block for layer in layers]
+    named = model.named_modules()
+    return [n for n, m in named if isinstance(getattr(m, "experts", None), nn.Module) and not any(m is r for r in read)]
+
+
+def _recorded(module: nn.Module) -> list:
     """How a module's class records its router logits, if it does."""
-    return (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
+    recorders = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits", [])
+    return recorders if isinstance(recorders, list) else [recorders]

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import RouterReport, RouterStream
+from moe_theory.diagnose.arrays import RouterReport, RouterStream, checked_label
 from moe_theory.diagnose.balance import BalanceReport, probe_balance
 from moe_theory.diagnose.findings import FINDINGS, Finding
-from moe_theory.diagnose.layers import Layer, Trace, layers_of
-from moe_theory.diagnose.probes import DENIED, DIVIDED, GateReport, probe_gates
+from moe_theory.diagnose.layers import Layer, Trace, layers_of, left_out, unwrapped
+from moe_theory.diagnose.probes import DENIED, DIVIDED, Configured, GateReport, probe_gates
 
-#: What a model is called with, by the names of its arguments.
-Batch = Mapping[str, Tensor]
+#: What a model is called with, by the names of its arguments: tensors, and flags.
+Batch = Mapping[str, Tensor | bool | None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,11 +28,13 @@ class Report:
         routers: by the router's name, what it does with the tokens.
         gates: by the router's name, what its layer computes.
         balance: what each balancing loss reads; empty if the model returns none.
+        left_out: blocks with experts that were not looked at, since they have another router.
     """
 
     routers: dict[str, RouterReport]
     gates: dict[str, GateReport]
     balance: list[BalanceReport]
+    left_out: list[str]
 
     @property
     def findings(self) -> list[Finding]:
@@ -46,7 +48,9 @@ class Report:
         return {finding.name for finding in self.findings}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.routers)} layers, found: {', '.join(sorted(self.named)) or 'nothing'})"
+        rest = f" ({len(self.left_out)} left out)" if self.left_out else ""
+        found = ", ".join(sorted(self.named)) or "nothing"
+        return f"{type(self).__name__}({len(self.routers)} layers{rest}, found: {found})"
 
     def layers(self) -> pd.DataFrame:
         """What was measured, a row for each layer; in use: effective experts, shares are those of the tokens."""
@@ -55,6 +59,8 @@ class Report:
             gate = self.gates[name]
             rows[name] = {
                 "gate": ", ".join(gate.gates) or "none known",
+                "times": gate.factor,
+                "learns": gate.learns,
                 "selected": router.k,
                 "in use": router.effective,
                 "idle": len(router.dead),
@@ -90,53 +96,88 @@ def diagnose(
 
     Args:
         model: with mixture layers in single precision, such as Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or Switch
-            Transformers.
+            Transformers; of `torch.compile` or the library peft what they wrap is taken.
         batches: one batch, or several: arguments of the model by name, tensors with a row for each sequence.
-        labels: for each name a function that gives the tokens of a batch integers >= 0.
+        labels: for each name a function that gives the tokens of a batch integers >= 0. In a model of two stacks it is
+            called for each of them with its own arguments, those of the decoder as `input_ids` and so on.
         noise: standard deviation of the Gaussian noise on the logits whose effect is computed.
         seed: draws the permutations of the labels and the directions of the slopes.
 
     Raises:
-        ValueError: for a model without mixture layers, in a wrapper, or in half precision; for no batch, a batch that
-            is no mapping, NaN logits, or labels for another number of tokens.
+        ValueError: for a model without mixture layers, in another wrapper, or not in single precision; for routers
+            that are not linear; for NaN, with the layer in which they appear; for no batch, a batch that is no mapping
+            or all padding; for labels that are no functions, or give no integer >= 0 for each token.
     """
+    model = unwrapped(model)
     layers = layers_of(model)
-    _readable(model, layers)
+    _single(layers)
+    labels = _functions(labels or {})
     first, rest = _first(batches)
-    with torch.inference_mode(False), torch.enable_grad(), _evaluated(model, [layer.W for layer in layers]):
-        traces = _seen(model, layers, first)
-        k = {layer.name: int(traces[layer.name].chosen.sum(1).max()) for layer in layers}
+    learns = {layer.name: layer.W.requires_grad for layer in layers}
+    with _exact(layers[0].W.device.type), _evaluated(model, [layer.W for layer in layers]):
+        seen = _seen(model, layers, first)
+        k = {layer.name: int(seen[layer.name].chosen.sum(1).max()) for layer in layers}
         streams = {m.name: RouterStream(len(m.W), k[m.name], noise=noise, where=m.name) for m in layers}
         for batch in chain([first], rest):
-            of_batch = traces if batch is first else _seen(model, layers, batch)
-            for name, trace in of_batch.items():
-                _take(streams[name], trace, batch, labels or {})
-        asked = dict(expected=_configured(model), factor=_factor(model), seed=seed)
-        gates = {m.name: probe_gates(m, traces[m.name].x, k[m.name], **asked) for m in layers}
+            of_batch = seen if batch is first else _seen(model, layers, _checked(batch))
+            for layer in layers:
+                _take(streams[layer.name], of_batch[layer.name], _arguments(model, layer, batch), labels)
+        real = {m.name: seen[m.name].of(_real(_arguments(model, m, first), len(seen[m.name].x))) for m in layers}
+        gates = {}
+        for layer in layers:
+            asked = dict(configured=_configured(model), learns=learns[layer.name], seed=seed)
+            gates[layer.name] = probe_gates(layer, real[layer.name], k[layer.name], **asked)
         balance = probe_balance(model, first, layers, max(k.values()))
     for layer in layers:
         streams[layer.name].weight = layer.W.detach()
-    return Report({name: stream.report(seed=seed) for name, stream in streams.items()}, gates, balance)
+    routers = {name: stream.report(seed=seed) for name, stream in streams.items()}
+    return Report(routers, gates, balance, left_out(model, layers))
 
 
-def _readable(model: nn.Module, layers: list[Layer]) -> None:
+def _single(layers: list[Layer]) -> None:
     """Refuses what the limits are not made for: in half precision they are larger than most gaps between logits."""
-    if not hasattr(model, "config"):
-        kind = type(model).__name__
-        raise ValueError(f"model: expected a model of transformers, got {kind} around one; hand over what it wraps")
-    coarse = {p.dtype for layer in layers for p in layer.block.parameters()} - {torch.float32, torch.float64}
-    if coarse:
-        names = ", ".join(sorted(map(str, coarse)))
+    dtypes = {p.dtype for layer in layers for p in layer.block.parameters()}
+    dtypes |= {
+        getattr(layer.router, "dtype", torch.float32) for layer in layers
+    }  # Switch: in which its router computes
+    if others := dtypes - {torch.float32}:
+        names = ", ".join(sorted(map(str, others)))
         raise ValueError(f"model: expected mixture layers in torch.float32, got {names}; hand over a copy in float32")
+
+
+def _functions(labels: Mapping[str, Callable]) -> Mapping[str, Callable]:
+    for name, label in labels.items():
+        if not callable(label):
+            raise ValueError(f"labels: expected a function of a batch for {name!r}, got {type(label).__name__}")
+    return labels
+
+
+def _checked(batch: Batch) -> Batch:
+    if not isinstance(batch, Mapping) or not batch:
+        raise ValueError(f"batches: expected arguments of the model by name, got {type(batch).__name__}")
+    return batch
 
 
 def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
     """The first batch and the others; ValueError if there is none."""
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+        raise ValueError(f"batches: expected arguments of the model by name, got {type(batches).__name__}")
     others = iter([batches] if isinstance(batches, Mapping) else batches)
-    first = next(others, None)
-    if not isinstance(first, Mapping) or not first:
-        raise ValueError(f"batches: expected arguments of the model by name, got {first!r}")
-    return first, others
+    for first in others:
+        return _checked(first), others
+    raise ValueError("batches: expected at least one, got none")
+
+
+@contextmanager
+def _exact(device: str):
+    """Single precision is what it says: no autocast, no TF32; gradients where the caller has switched them off."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextmanager
@@ -164,20 +205,45 @@ def _seen(model: nn.Module, layers: list[Layer], batch: Batch) -> dict[str, Trac
     missing = [name for name, seen in traces.items() if not seen]
     if missing:
         raise ValueError(f"batches: expected arguments with which every layer runs, got none for {missing}")
+    for name, (trace, *_) in traces.items():
+        _linear(name, trace)
     return {name: seen[0] for name, seen in traces.items()}
+
+
+def _linear(name: str, trace: Trace) -> None:
+    """Refuses a router whose logits are not `x W^T + b`, nor a softmax of that, which some return for them."""
+    if trace.recorded.shape != trace.exact.shape:
+        one, other = len(trace.exact[0]), len(trace.recorded[0])
+        raise ValueError(f"model: expected a linear router of {one} experts, got {other} logits of a token in {name}")
+    off = min(
+        (float(((trace.recorded - exact).abs().amax(1) / limit).max()), float((trace.recorded - exact).abs().max()))
+        for exact, limit in (
+            (trace.exact, 2 * trace.rounding),
+            (trace.exact.softmax(1), 2 * trace.rounding + (trace.exact.shape[1] + 8) * torch.finfo(torch.float32).eps),
+        )
+    )
+    if off[0] > 1:
+        raise ValueError(f"model: expected a linear router, x W^T + b, got logits that are {off[1]:.2g} off in {name}")
+
+
+def _arguments(model: nn.Module, layer: Layer, batch: Batch) -> Batch:
+    """Those of the stack to which a layer belongs; `decoder_` is taken off their names."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return batch
+    if "decoder" in layer.name.split("."):
+        return {n.removeprefix("decoder_"): value for n, value in batch.items() if n.startswith("decoder_")}
+    return {name: value for name, value in batch.items() if not name.startswith("decoder_")}
 
 
 def _take(stream: RouterStream, trace: Trace, batch: Batch, labels: Mapping[str, Callable]) -> None:
     """Hands a router's tokens of a batch on, without the padding."""
     kept = _real(batch, len(trace.x))
-    given = {name: torch.as_tensor(label(batch)).flatten().to(trace.x.device) for name, label in labels.items()}
-    for name, value in given.items():
-        if len(value) != len(kept):
-            raise ValueError(f"labels: expected {len(kept)} of {name!r}, one for each token, got {len(value)}")
+    given = {name: checked_label(name, label(batch), len(kept)) for name, label in labels.items()}
+    trace = trace.of(kept)
     stream.add(
-        trace.exact[kept],
-        chosen=trace.chosen[kept],
-        rounding=trace.rounding[kept],
+        trace.exact,
+        chosen=trace.chosen,
+        rounding=trace.rounding,
         labels={name: value[kept] for name, value in given.items()},
     )
 
@@ -187,15 +253,15 @@ def _real(batch: Batch, tokens: int) -> Bool[Tensor, " n"]:
     mask = batch.get("attention_mask")
     if mask is None or mask.numel() != tokens:
         return torch.ones(tokens, dtype=torch.bool)
-    return mask.flatten().bool()
+    if not mask.any():
+        raise ValueError("batches: expected tokens other than padding, got none")
+    return mask.flatten().bool().cpu()
 
 
-def _configured(model: nn.Module) -> tuple[str, ...]:
-    """The gates that the configuration allows, if it says whether kept gates are divided by their sum."""
-    normalized = getattr(model.config, "norm_topk_prob", None)
-    return () if normalized is None else DIVIDED if normalized else DENIED
-
-
-def _factor(model: nn.Module) -> float:
-    """The constant by which the configuration multiplies every gate, as that of DeepSeek-V3 does."""
-    return getattr(model.config, "routed_scaling_factor", None) or 1.0
+def _configured(model: nn.Module) -> Configured:
+    """What the configuration says of gates: whether the kept ones are divided by their sum, and a factor on all."""
+    config = model.config.get_text_config()
+    normalized = getattr(config, "norm_topk_prob", None)
+    named = {name: value for name, value in config.to_dict().items() if "rout" in name and "scal" in name}
+    factors = tuple(float(value) for value in named.values() if isinstance(value, int | float))
+    return Configured(() if normalized is None else DIVIDED if normalized else DENIED, factors or (1.0,))

@@ -227,6 +227,20 @@ def _copied(model: nn.Module) -> None:
 
 
 @torch.no_grad()
+def _silenced(model: nn.Module) -> None:
+    """Expert 1 has weights of 0."""
+    for layer in layers_of(model):
+        for group in _of_experts(layer):
+            group[1].zero_()
+
+
+def _cut(model: nn.Module) -> None:
+    """What a block of router and experts returns is detached."""
+    for layer in layers_of(model):
+        layer.block.register_forward_hook(lambda _, __, out: out.detach())
+
+
+@torch.no_grad()
 def _zeroed(model: nn.Module) -> None:
     for layer in layers_of(model):
         layer.W.zero_()
@@ -269,6 +283,7 @@ FAULTS = {
         rewritten(lambda h, gates, experts: (h, gates.detach(), experts)),
         frozenset({"gradient"}),
     ),
+    "block detached": Fault("no gradient flows through what a block returns", _cut, frozenset({"gradient"})),
     "second softmax": Fault(
         "the balancing loss is handed probabilities for logits",
         rewritten(lambda h, gates, experts: (h.softmax(-1), gates, experts)),
@@ -312,6 +327,7 @@ FAULTS = {
         frozenset({"selection", "dead", "balance"}),
     ),
     "copied expert": Fault("two experts have the same weights", _copied, frozenset({"twins"})),
+    "silent expert": Fault("one expert has weights of 0", _silenced, frozenset({"dead"})),
     "router at zero": Fault("all logits are equal", _zeroed, frozenset({"ties", "dead"})),
     "no room": Fault("an expert takes one token of a sequence", _full, frozenset({"dropped"}), ("Switch",), 1),
 }
@@ -342,11 +358,20 @@ def _of_experts(layer: Layer) -> list[list[Tensor]]:
     return [list(group) for group in zip(*(e.parameters() for e in layer.experts.children()), strict=True)]
 
 
-#: Changes that no function sees, or sees only the numbers of its experts change: nothing is to be found.
+def _tied(model: nn.Module) -> None:
+    """All layers have the router vectors of the first."""
+    first, *others = layers_of(model)
+    for layer in others:
+        (owner,) = (m for m in layer.router.modules() if any(p is layer.W for p in m.parameters(recurse=False)))
+        owner.weight = first.W
+
+
+#: Models without a fault: nothing is to be found. The first three are one function, up to the numbers of its experts.
 CONTROLS = {
     "as it is": Fault("nothing", lambda model: None, frozenset()),
     "moved by the gauge": Fault("all router vectors of a layer move by one vector", _shifted, frozenset()),
     "renumbered": Fault("the experts change their numbers", _renumbered, frozenset()),
+    "tied": Fault("all layers have the same router vectors", _tied, frozenset()),
 }
 
 

@@ -3,6 +3,7 @@
 All are small, so that a whole comparison fits on one core; labels have variance 1, or are -1 and 1.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -118,6 +119,14 @@ def patches(seed: int) -> tuple[Part, Part]:
     task = PatchTask(seed=seed)
     drawn = (task.sample(n, 2 * seed + 1 + i) for i, n in enumerate((N_TRAIN, N_TEST)))
     return tuple(Part(a.x, a.y[:, None], a.cluster) for a in drawn)
+
+
+def at_hand(task: str) -> bool:
+    """Whether the data of a task can be had on this machine; all tasks but *fashion* draw theirs."""
+    if task != "fashion":
+        return True
+    with warnings.catch_warnings(action="ignore"):  # that the digits stand in
+        return load_images("fashion-mnist").name == "fashion-mnist"
 
 
 def fashion(seed: int) -> tuple[Part, Part]:

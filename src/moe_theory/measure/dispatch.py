@@ -6,9 +6,12 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 
+#: Entries that a table may have, 8 GB of them: larger labels are no numbers of clusters.
+LARGEST = 2**30
+
 
 def _labels(name: str, value) -> Int[Tensor, " n"]:
-    t = torch.as_tensor(value)
+    t = check.array(name, value)
     if t.ndim != 1 or t.numel() == 0 or t.is_floating_point() or t.is_complex() or int(t.min()) < 0:
         raise ValueError(f"{name}: expected a non-empty vector of integers >= 0, got {tuple(t.shape)} {t.dtype}")
     return t.long()
@@ -25,8 +28,8 @@ def dispatch_counts(
         experts: the number M of experts; by default one more than the largest that occurs.
 
     Raises:
-        ValueError: if an argument is not a non-empty integer vector, their lengths differ, or an
-            expert is not among the M.
+        ValueError: if an argument is not a non-empty integer vector, their lengths differ, an
+            expert is not among the M, or the table would have more than `LARGEST` entries.
     """
     cluster, expert = _labels("cluster", cluster), _labels("expert", expert)
     if len(cluster) != len(expert):
@@ -36,6 +39,8 @@ def dispatch_counts(
         if check.integer("experts", experts, 1) < M:
             raise ValueError(f"experts: expected at least {M}, one more than the largest expert, got {experts}")
         M = experts
+    if K * M > LARGEST:
+        raise ValueError(f"cluster, expert: expected numbers counted from 0, got a table of {K} x {M}")
     return torch.bincount(cluster * M + expert, minlength=K * M).reshape(K, M)
 
 

@@ -1,7 +1,7 @@
 """Losses of networks that share their seeds: which leads, and whether by more than chance."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -120,3 +120,33 @@ def holm(p) -> np.ndarray:
     order = p.argsort()
     stepped = np.maximum.accumulate(np.minimum(p[order] * np.arange(len(p), 0, -1), 1))
     return stepped[order.argsort()]
+
+
+def told_apart(p: Mapping[Hashable, float], *, level: float = 0.05) -> list:
+    """The keys whose p-values Holm's test rejects: none of them in all but a share `level` of exact replications.
+
+    Raises:
+        ValueError: for numbers outside 0 to 1.
+    """
+    return [key for key, adjusted in zip(p, holm(list(p.values())), strict=True) if adjusted <= level]
+
+
+def one_run_more(ours: Mapping[Hashable, pd.Series], printed: Mapping[Hashable, float]) -> dict[Hashable, float]:
+    """Two-sided p-values of t-tests that each printed run is one more of ours.
+
+    Args:
+        ours: by cell the results of runs that differ in their seeds only, in all cells with one standard deviation,
+            which is estimated from all of them.
+        printed: by cell the result of one run.
+
+    Raises:
+        ValueError: for other cells in one than in the other, or one run of ours in each cell.
+    """
+    if ours.keys() != printed.keys():
+        raise ValueError(f"printed: expected the cells {list(ours)}, got {list(printed)}")
+    freedom = sum(len(runs) - 1 for runs in ours.values())
+    if not freedom:
+        raise ValueError("ours: expected two runs or more in some cell, got one in each")
+    sd = np.sqrt(sum(np.square(runs - np.mean(runs)).sum() for runs in ours.values()) / freedom)
+    off = {cell: (printed[cell] - np.mean(runs)) / sd / np.sqrt(1 + 1 / len(runs)) for cell, runs in ours.items()}
+    return {cell: float(2 * t.sf(abs(value), freedom)) for cell, value in off.items()}

@@ -22,10 +22,6 @@ class Exponent(NamedTuple):
     def __str__(self) -> str:
         return f"{self.slope:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
-    def farthest_from(self, power: float) -> float:
-        """How far the farther end of the interval is from a power."""
-        return max(abs(self.low - power), abs(self.high - power))
-
 
 def by_size(rows, column: str, *, size: str = "n") -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "S R"]]:
     """Sizes and the values of a column, one row for each size, from a frame with columns `size`, rep and that one.

@@ -1,5 +1,7 @@
 """Voronoi cells and losses between mixing measures (Nguyen et al. 2025, Eq. 5, 11, 12)."""
 
+from numbers import Real
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -12,9 +14,17 @@ SHARES = (0, 0.125, 0.25, 0.5, 0.75, 1)
 
 
 def voronoi_cells(G: MixingMeasure, G_star: MixingMeasure) -> Int[Tensor, " k"]:
-    """For each atom of G the index of the nearest atom of G_star (Eq. 5); ties go to the first."""
+    """For each atom of G the index of the nearest atom of G_star (Eq. 5); ties go to the first.
+
+    Raises:
+        ValueError: for what is no measure, or measures over inputs of different dimension or of different types.
+    """
+    check.instance("G", G, MixingMeasure)
+    check.instance("G_star", G_star, MixingMeasure)
     if G.d != G_star.d:
         raise ValueError(f"G: expected inputs of dimension {G_star.d} as in G_star, got {G.d}")
+    if G.eta.dtype != G_star.eta.dtype:
+        raise ValueError(f"G: expected {G_star.eta.dtype} as in G_star, got {G.eta.dtype}")
     return torch.cdist(G.atoms(), G_star.atoms()).argmin(1)
 
 
@@ -31,11 +41,11 @@ def voronoi_loss(G: MixingMeasure, G_star: MixingMeasure, kind: str = "L1r", r: 
         r: the power of L_1r, at least 1; the other kinds do not read it.
 
     Raises:
-        ValueError: for another kind, an r below 1, or measures over inputs of different dimension.
+        ValueError: for another kind, an r below 1 or not finite, or measures as `voronoi_cells` refuses them.
     """
     check.choice("kind", kind, ("L1r", "L2", "L3"))
-    if not r >= 1:
-        raise ValueError(f"r: expected a number >= 1, got {r!r}")
+    if not (isinstance(r, Real) and 1 <= r < float("inf")):
+        raise ValueError(f"r: expected a finite number >= 1, got {r!r}")
     cell, weight = voronoi_cells(G, G_star), G.beta0.exp()
     mass = torch.zeros_like(G_star.beta0).index_add_(0, cell, weight)
     router = (G.beta1 - G_star.beta1[cell]).norm(dim=1)

@@ -34,7 +34,7 @@ class MixingMeasure:
         eta: (k, d + 1) experts, the bias b in the last column.
 
     Raises:
-        ValueError: for shapes that do not match, k below 1 or numbers that are not finite.
+        ValueError: for shapes or floating types that do not match, k below 1 or numbers that are not finite.
     """
 
     beta0: Float[Tensor, " k"]
@@ -42,12 +42,16 @@ class MixingMeasure:
     eta: Float[Tensor, "k q"]
 
     def __post_init__(self):
-        shapes = [tuple(t.shape) for t in (self.beta0, self.beta1, self.eta)]
+        parts = {name: check.instance(name, getattr(self, name), Tensor) for name in ("beta0", "beta1", "eta")}
+        shapes = [tuple(t.shape) for t in parts.values()]
         k, d = (*shapes[1], 0, 0)[:2]
         if k < 1 or shapes != [(k,), (k, d), (k, d + 1)]:
             raise ValueError(f"G: expected beta0 (k,), beta1 (k, d), eta (k, d + 1), got {shapes}")
-        for name in ("beta0", "beta1", "eta"):
-            check.finite(name, getattr(self, name))
+        for name, part in parts.items():
+            check.finite(name, part)
+        kinds = {part.dtype for part in parts.values()}
+        if len(kinds) > 1 or not self.beta0.is_floating_point():
+            raise ValueError(f"G: expected beta0, beta1 and eta of one floating type, got {kinds}")
 
     def __len__(self) -> int:
         return len(self.beta0)

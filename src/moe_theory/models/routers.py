@@ -110,10 +110,11 @@ class Linear(Router):
 
 
 def _norm(name: str, v: Tensor) -> Tensor:
-    """Norms of the last dimension; ValueError for zero vectors."""
+    """Norms of the last dimension; ValueError for zero vectors, and for NaN or infinite norms."""
     norm = v.norm(dim=-1, keepdim=True)
-    zeros = int((norm == 0).sum())
-    if zeros:
+    if not ((norm > 0) & (norm < math.inf)).all():
+        check.finite(name, norm)
+        zeros = int((norm == 0).sum())
         raise ValueError(f"{name}: expected no zero vectors, where the cosine is not defined, got {zeros}")
     return norm
 
@@ -208,21 +209,26 @@ class LinearRouter(nn.Module):
 
     Attributes:
         theta: (d, M), zero at initialization (Algorithm 1, line 2).
+
+    Raises:
+        ValueError: for a size below 1, or another type.
     """
 
     def __init__(self, d: int, experts: int, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.theta = nn.Parameter(
-            torch.zeros(check.integer("d", d, 1), check.integer("experts", experts, 1), dtype=dtype)
-        )
+        sizes = check.integer("d", d, 1), check.integer("experts", experts, 1)
+        self.theta = nn.Parameter(torch.zeros(sizes, dtype=check.floating("dtype", dtype)))
 
     def forward(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, "n M"]:
         """The noiseless logits h of n examples.
 
         Args:
             x: n examples of P patches.
+
+        Raises:
+            ValueError: for inputs of another shape. NaN make NaN logits, which the rules refuse.
         """
-        return x.sum(1) @ self.theta
+        return check.tensor("x", x, "n", "P", len(self.theta)).sum(1) @ self.theta
 
 
 class CosineRouter(nn.Module):
@@ -256,9 +262,10 @@ class CosineRouter(nn.Module):
             x: inputs, any number of leading dimensions.
 
         Raises:
-            ValueError: under the cosine router, for a zero vector among inputs or router vectors.
+            ValueError: for inputs of another width; under the cosine router, for a zero vector, or one that is not
+                finite, among inputs or router vectors.
         """
-        return self.router.scores(self.beta0, self.beta1, x)
+        return self.router.scores(self.beta0, self.beta1, check.tensor("x", x, ..., self.beta1.shape[1]))
 
 
 class PerturbedCosineRouter(CosineRouter):
@@ -292,16 +299,20 @@ class MLPRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
+        check.integer("experts", experts, 1)
+        check.integer("width", width, 1)
         rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.hidden, self.logits = layers.Linear(d, width, rng), layers.Linear(width, experts, rng)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M"]:
-        """Logits of inputs."""
-        return self.logits(torch.relu(self.hidden(x)))
+        """Logits of inputs; ValueError for inputs of another width."""
+        return self.logits(torch.relu(self.hidden(check.tensor("x", x, ..., self.hidden.W.shape[-1]))))
 
 
 class MultiHeadRouter(nn.Module):
-    """A multi-headed router: M networks of one hidden layer, one for each logit, sharing nothing (smooth2025, 4.2).
+    """A multi-headed router: M networks of one hidden layer, one for each logit, sharing nothing.
+
+    Section 4.2 of Smoothness (2025).
 
     Args:
         d: dimension of an input.
@@ -316,6 +327,7 @@ class MultiHeadRouter(nn.Module):
 
     def __init__(self, d: int, experts: int, width: int, seed: int):
         super().__init__()
+        check.integer("width", width, 1)
         rng = torch.Generator().manual_seed(check.integer("seed", seed, 0))
         self.hidden, self.logits = layers.Fan(d, width, experts, rng), layers.Stack(width, 1, experts, rng)
 
@@ -324,7 +336,11 @@ class MultiHeadRouter(nn.Module):
 
         Args:
             x: inputs, any number of leading dimensions.
+
+        Raises:
+            ValueError: for inputs of another width. NaN make NaN logits, which the rules refuse.
         """
+        check.tensor("x", x, ..., self.hidden.W.shape[-1])
         return self.logits(torch.relu(self.hidden(x)))[..., 0]
 
 

@@ -18,10 +18,15 @@ def top1_noisy(h: Float[Tensor, "*batch M"], noise: Float[Tensor, "*batch M"] | 
         noise: r, of the shape of h, such as `torch.rand_like(h)` for Unif[0, 1]; None is the test-time rule.
 
     Raises:
-        ValueError: for NaN or infinite logits.
+        ValueError: for NaN or infinite logits or noise, or noise of another shape.
     """
-    check.finite("h", h)
-    return (h if noise is None else h + noise).argmax(-1)
+    check.finite("h", check.tensor("h", h, ..., "M"))
+    if noise is None:
+        return h.argmax(-1)
+    noisy = h + check.tensor("noise", noise, *h.shape)
+    m = noisy.argmax(-1)
+    check.finite("noise", noisy.gather(-1, m[..., None]))  # NaN and infinity win, and h has none
+    return m
 
 
 def topk_set(scores: Float[Tensor, "*batch M"], k: int) -> Bool[Tensor, "*batch M"]:
@@ -30,7 +35,7 @@ def topk_set(scores: Float[Tensor, "*batch M"], k: int) -> Bool[Tensor, "*batch 
     Raises:
         ValueError: for a k outside 1..M.
     """
-    M = scores.shape[-1]
+    M = check.tensor("scores", scores, ..., "M").shape[-1]
     if check.integer("k", k, 1) > M:
         raise ValueError(f"k: expected at most M = {M} experts, got {k}")
     return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k, -1).indices, True)
@@ -67,24 +72,28 @@ class Rule:
                 `moe_theory.models.rules.gumbel(h.shape, generator)` draws it; the other rules do not read it.
 
         Raises:
-            ValueError: for NaN or infinite logits, a k outside 1..M, or no noise where the rule needs it.
+            ValueError: for NaN or infinite logits, a k outside 1..M, or, where the rule needs noise, none, noise of
+                another shape, or noise that is NaN or infinite.
         """
-        return self.gates(check.finite("h", h), k, noise)
+        check.finite("h", check.tensor("h", h, ..., "M"))
+        if self.needs_noise and noise is not None:
+            check.finite("noise", check.tensor("noise", noise, *h.shape))
+        return self.gates(h, k, noise)
 
     def gates(
         self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
     ) -> Float[Tensor, "*batch M"]:
-        """The gates; ValueError for a k outside 1..M, or no noise where the rule needs it."""
+        """The gates; ValueError as for `chosen`."""
         chosen = self.chosen(h, k, noise)
         return self.shares(h, chosen) * chosen
 
     def chosen(
         self, h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"] | None = None
     ) -> Bool[Tensor, "*batch M"]:
-        """The selected set; ValueError for a k outside 1..M, or no noise where the rule needs it."""
+        """The selected set; ValueError for a k outside 1..M, or no noise of the shape of h where the rule needs it."""
         if self.needs_noise and noise is None:
             raise ValueError(f"noise: {self.name} needs Gumbel noise of the shape of h, got None")
-        return topk_set(h + noise if self.needs_noise else h, k)
+        return topk_set(h + check.tensor("noise", noise, *h.shape) if self.needs_noise else h, k)
 
     def shares(self, h: Float[Tensor, "*batch M"], chosen: Bool[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
         """The softmax that the gates are taken from, over all M experts or over those chosen."""
@@ -96,20 +105,21 @@ softmax_topk = Rule(
     "softmax_topk",
     over_all=True,
     about="""First softmax over all M experts, then the k largest are kept as they are; they sum to less than 1.
-    The gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of smooth2025.""",
+    The gate of the switch layer (k = 1), of Chen et al. (2022) and of Appendix C of
+    Smoothness (2025).""",
 )
 topk_softmax = Rule(
     "topk_softmax",
     over_all=False,
-    about="""First the k largest logits are kept, then softmax over those; the gates sum to 1 (smooth2025, 3.1
-    and 4.2). Softmax over all, selection and division by the kept mass gives the same gates.""",
+    about="""First the k largest logits are kept, then softmax over those; the gates sum to 1 (Smoothness 2025,
+    3.1 and 4.2). Softmax over all, selection and division by the kept mass gives the same gates.""",
 )
 sampled_topk = Rule(
     "sampled_topk",
     over_all=True,
     needs_noise=True,
     about="""Softmax over all M; k experts drawn without replacement with those probabilities keep their gates:
-    the k largest of `h + noise`, for standard Gumbel noise, are such a sample (smooth2025, 4.2, with the gate
+    the k largest of `h + noise`, for standard Gumbel noise, are such a sample (Smoothness 2025, 4.2, with the gate
     of Appendix C).""",
 )
 

@@ -149,6 +149,7 @@ class PatchTask:
             dtype: floating type of the batch.
         """
         check.integer("n", n, 1)
+        check.floating("dtype", dtype)
         rng = stream(seed, "examples")
         a = self._coefficients(n, rng)
         noise = torch.from_numpy(rng.standard_normal((n, self.P - 3, self.d)))

@@ -40,6 +40,10 @@ BLOCK = 1 << 16
 #: is below 256 Phi(-9) < 3e-17.
 REACH = 9.0
 
+#: Standard deviations between two logits from which on Gaussian noise leaves their order; it exchanges them with a
+#: probability of Phi(-16 / sqrt(2)) = 6e-30.
+FAR = 16.0
+
 
 class _Law(NamedTuple):
     """A noise law at scale 1: its density g, its distribution function G, and nodes for the integrals."""
@@ -121,8 +125,8 @@ def route_probabilities(
         float64 probabilities of the shape of h; each row sums to 1 within 1e-12.
 
     Raises:
-        ValueError: for NaN or infinite logits, an empty last dimension, an unknown noise, or a scale
-            that is not > 0.
+        ValueError: for logits that are NaN, infinite, complex or no numbers, an empty last dimension, an unknown
+            noise, or a scale that is not > 0.
     """
     rows, shape = _rows(h, noise, scale)
     return _in_blocks(_probabilities, rows, _LAWS[noise]).reshape(shape)
@@ -149,7 +153,8 @@ def keep_probability(h: Float[Tensor, "n M"], k: int, *, scale: float) -> Float[
 
         P = sum_(m in T) int g(z) prod_(l in T, l != m) (1 - G(z + h_m - h_l)) prod_(j not in T) G(z + h_m - h_j) dz.
 
-    At k = 1 it is the largest of `route_probabilities`.
+    At k = 1 it is the largest of `route_probabilities`. Factors are left out where they are 1: of selected logits `FAR`
+    above the best rejected one, and of rejected ones `FAR` below the last selected one.
 
     Args:
         h: logits; k: experts selected.
@@ -159,11 +164,20 @@ def keep_probability(h: Float[Tensor, "n M"], k: int, *, scale: float) -> Float[
         ValueError: for NaN or infinite logits, a k outside 1..M, or a scale that is not > 0.
     """
     h = check.finite("h", h.double()) / check.positive("scale", scale)
-    chosen = topk_set(h, k)
+    stays, chosen = torch.ones_like(h[:, 0]), topk_set(h, k)
     if k == h.shape[1]:
-        return torch.ones_like(h[:, 0])
-    rows = max(1, BLOCK // (k * h.shape[1]))
-    return torch.cat([_keeps(*part, k) for part in zip(h.split(rows), chosen.split(rows), strict=True)])
+        return stays
+    last, best = h.masked_fill(~chosen, torch.inf).amin(1), h.masked_fill(chosen, -torch.inf).amax(1)
+    near = torch.where(chosen, h - best[:, None] < FAR, last[:, None] - h < FAR)
+    inside, outside = (near & chosen).sum(1), (near & ~chosen).sum(1)
+    for members, others in torch.stack([inside, outside], 1).unique(dim=0).tolist():
+        if members:  # then some outside are near, too
+            of = (inside == members) & (outside == others)
+            part = h[of][near[of]].view(-1, members + others), chosen[of][near[of]].view(-1, members + others)
+            rows = max(1, BLOCK // (members * (members + others)))
+            parts = zip(*(t.split(rows) for t in part), strict=True)
+            stays[of] = torch.cat([_keeps(*rest, members) for rest in parts])
+    return stays
 
 
 def _keeps(h: Float[Tensor, "n M"], chosen: Bool[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
@@ -182,7 +196,9 @@ def _keeps(h: Float[Tensor, "n M"], chosen: Bool[Tensor, "n M"], k: int) -> Floa
 
 def _rows(h, noise: str, scale: float) -> tuple[Float[Tensor, "n M"], torch.Size]:
     """Logits in units of the scale with the largest of each row at 0, and the shape to give back."""
-    h = h if isinstance(h, Tensor) else torch.as_tensor(h, dtype=torch.float64)
+    h = h if isinstance(h, Tensor) else check.array("h", h, torch.float64)
+    if h.is_complex():
+        raise ValueError(f"h: expected real logits, got {h.dtype}")
     if h.ndim == 0 or h.shape[-1] == 0:
         raise ValueError(f"h: expected at least one logit along the last dimension, got shape {tuple(h.shape)}")
     check.choice("noise", noise, _LAWS)

@@ -6,7 +6,7 @@ forward and back, and 4 n (P-3) d J in the experts, whatever M is. `benchmarks/`
 operations and the bytes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,9 +196,16 @@ def train_patch_moe(
         measure: called with the parameters after each recorded step; its dict joins the entry.
 
     Raises:
-        ValueError: for an argument outside its range, naming it, or a batch whose patches are not
-            those that its coefficients describe.
+        ValueError: for an argument of another kind or outside its range, naming it, or a batch whose patches
+            are not those that its coefficients describe. All are looked at before the first step.
     """
+    kinds = {"train": PatchBatch, "test": PatchBatch, "seeds": Iterable, "measure": Callable | None}
+    kinds |= {"normalized": bool | np.bool_, "same_start": bool | np.bool_}
+    given = dict(train=train, test=test, seeds=seeds, measure=measure, normalized=normalized, same_start=same_start)
+    for name, value in given.items():
+        check.instance(name, value, kinds[name])
+    seeds = [check.integer("seeds", seed, 0) for seed in seeds]
+    check.tensor("test", test.x, "n", "P", train.x.shape[2])
     for name, value in {"experts": experts, "steps": steps, "record_every": record_every}.items():
         check.integer(name, value, 1)
     for name, value in {"eta": eta, "eta_r": eta_r, "sigma_0": sigma_0}.items():

@@ -12,6 +12,8 @@ from moe_theory.models.language import LanguageModel
 from moe_theory.streams import torch_stream
 from moe_theory.training.fit import annealed
 
+CHUNK = 128  # passages that an evaluation reads at once
+
 
 def passages(
     text: UInt8[Tensor, " n"], length: int, batch: int, steps: int, *, seed: int
@@ -49,7 +51,7 @@ def train_language(
 
 
 @torch.no_grad()
-def evaluated(model: LanguageModel, text: UInt8[Tensor, " n"], *, chunk: int = 128) -> tuple[float, float]:
+def evaluated(model: LanguageModel, text: UInt8[Tensor, " n"]) -> tuple[float, float]:
     """Bits per character of a text, and the share of its characters that were the model's first guess.
 
     The text is read in passages one after the other, of the length that the model reads: the first character of a
@@ -59,7 +61,7 @@ def evaluated(model: LanguageModel, text: UInt8[Tensor, " n"], *, chunk: int = 1
     n = (len(text) - 1) // L
     x, y = text[: n * L].view(n, L).long(), text[1 : n * L + 1].view(n, L).long()
     bits = hits = 0.0
-    for inputs, targets in zip(x.split(chunk), y.split(chunk), strict=True):
+    for inputs, targets in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
         logits = model(inputs)
         bits += float(bits_per_character(logits, targets)) * targets.numel()
         hits += float((logits.argmax(-1) == targets).sum())
