@@ -296,7 +296,8 @@ def diagnose_router(
         chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
         labels: for each name a non-negative integer for each token.
         x, W: what the router read and its vectors, both or neither: the rounding of the logits and the share of the
-            gauge are taken from them; b: its biases, if it has any.
+            gauge are taken from them.
+        b: its biases, if it has any.
         noise: standard deviation of the Gaussian noise whose effect is computed.
         seed: draws the permutations of the labels.
 
