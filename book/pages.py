@@ -26,13 +26,15 @@ from moe_theory.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, Card,
 FINDINGS = {
     "book-ceiling-tight": "Where label signals and distractors are alike in strength, no single expert that adds up "
     "its patches, of whatever size, is right more often than $87.5\\,\\%$; the book builds one that reaches it.",
-    "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, for any number of experts; the paper "
-    "has $\\kappa M^2$, for sixteen experts 128 times as much.",
+    "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, $\\kappa$ being the largest value of "
+    "the noise's density, for any number $M$ of experts; the paper has $\\kappa M^2$, for sixteen experts 128 times as "
+    "much.",
     "chen-tab-11": "In setting 1 of the patch task thirty-two experts need neither normalized gradients nor a "
     "load-balancing loss: with the layer as written plain descent trains them in all ten runs, at a rate of 100, where "
     "normalized steps have 0.001. At low rates it fails, as the paper says.",
-    "smooth-prop-1": "Keep one expert first and take the softmax after that, and the router's gradient is zero in "
-    "every example: backpropagation teaches such a router nothing, although the risk is not flat.",
+    "smooth-prop-1": "Keep one expert first and take the softmax after that, and the task's gradient in the "
+    "router is zero in every example: of the task such a router learns nothing by backpropagation, although the risk "
+    "is not flat.",
     "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds a loss that "
     "contains this error below by $n^{-1/2}$; the error itself does not fall at all.",
 }

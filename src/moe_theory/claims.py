@@ -31,7 +31,7 @@ VERDICTS = {
     "fails": "a counterexample is shown",
     "reproduced": "table or figure within a stated tolerance",
     "differs": "not reproduced: ours and theirs side by side, with the likely reason where one is known",
-    "trend": "asymptotic: a fitted exponent with its confidence interval",
+    "trend": "asymptotic: a fitted exponent with its interval; the note says whether the claimed one was seen",
     "untested": "the setting cannot be had here, or is not named and no choice met it; what was done is shown as that",
 }
 

@@ -56,7 +56,7 @@ DECISIONS = (
         "Selected, K",
         "two experts rather than one, if you can pay: in use they cost twice as much",
         "at equal evaluations in the training ahead on {ahead} tasks of nine, the order of the softmax changed with "
-        "it; 400 steps; not where one expert to a cluster is right",
+        "it; 400 steps; not where one expert to a cluster is right; the claim has five against one, at equal steps",
         "one expert, twice the steps: {twice}, by the task",
         ("smooth-fig-3",),
         "no card: the table of twice the steps",
@@ -65,8 +65,9 @@ DECISIONS = (
         BEFORE,
         "Order, K = 1",
         "softmax before the selection, the kept gate as it is",
-        "the other way only the balancing loss teaches the router: better on {better} task of four, worse on {worse}",
-        "after over before: {order_1}, by the task",
+        "the other way only the balancing loss teaches the router: of the four tasks with regions better on {better}, "
+        "worse on {worse}",
+        "after over before: {order_1} on the four tasks with regions, {order_1_all} on all nine, by the task",
         ("smooth-prop-1", "book-router-graph", "book-router-order"),
     ),
     Decision(
@@ -120,9 +121,10 @@ DECISIONS = (
     Decision(
         BEFORE,
         "Start from copies",
-        "not behind a gate normalized over the selected, unless something else parts them",
-        "the router's gradient is zero while they agree",
-        "exactly zero",
+        "behind a gate normalized over the selected the router learns nothing until they differ: give it rows of its "
+        "own, not zeros",
+        "the router's gradient is zero while they agree; tokens that go to other experts part them in a step",
+        "exactly zero at the start",
         ("smooth-prop-1",),
     ),
     Decision(
@@ -136,8 +138,8 @@ DECISIONS = (
     Decision(
         WHILE,
         "Balancing loss",
-        "let it be computed from softmax probabilities, layer by layer, and set it by the load; a library's function "
-        "may take the softmax itself: then hand it logits",
+        "let it be computed from softmax probabilities, layer by layer if every layer shall be balanced, and set it by "
+        "the load; a library's function may take the softmax itself: then hand it logits",
         "no effect on the loss that eight seeds show, K = 2; it helps and ruins trainings of chapter 7; only layer by "
         "layer balances every layer, whether that trains better is not measured; the best value is open",
         "experts in use on fashion: {used}, coefficient 0 and 1",
@@ -174,9 +176,8 @@ DECISIONS = (
         READ,
         "Compare checkpoints",
         "after what no gate sees is taken off, and experts are matched",
-        "softmax gates. Linear scores: the mean row, of all experts, or of each component behind a softmax over the "
-        "selected. Perturbed: the mean of beta / (|beta| + tau). Cosine: compare directions; with no more experts than "
-        "inputs they are one choice of several",
+        "softmax gates. Linear scores: the mean row of all experts. Perturbed: the mean of beta / (|beta| + tau). "
+        "Cosine: compare directions; with no more experts than inputs they are one choice of several",
         "",
         ("book-router-graph", "nguyen-prop-1", "book-cosine-fibre"),
     ),

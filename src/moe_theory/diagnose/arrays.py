@@ -93,7 +93,8 @@ class RouterReport:
         unseen, fair = 1 - LEVEL ** (1 / self.tokens), self.k / len(self.loads)
         if self.dead and unseen < fair / 2:  # so few tokens that chance may pass an expert by say nothing
             found.append(Finding("dead", self.where, len(self.dead), 0, f"experts {self.dead}"))
-        if stats.poisson.sf(self.undecided - 1, self.expected) < LEVEL:
+        chance = stats.poisson.sf(self.undecided - 1, self.expected) < LEVEL
+        if chance and self.undecided > 2 * self.expected:  # the law of the gaps is not quite the one expected
             share = self.undecided / self.tokens
             found.append(Finding("ties", self.where, share, self.expected / self.tokens, "share of the tokens"))
         for name, share in (("dropped", self.dropped), ("selection", self.misled)):
@@ -139,18 +140,25 @@ class RouterStream:
             labels: for each name a non-negative integer for each token; the same names in every batch.
 
         Raises:
-            ValueError: for logits that are no matrix of M columns, NaN or infinite, a mask of another shape or type or
-                with more than k experts of a token, labels that are no integers >= 0, or arguments for another number
-                of tokens.
+            ValueError: for logits that are no matrix of M columns, not floating point, NaN or infinite, a mask of
+                another shape or type or with more than k experts of a token, labels that are no integers >= 0, or
+                arguments for another number of tokens.
         """
         if h.ndim != 2 or h.shape[1] != self.experts:
             raise ValueError(f"h: expected logits of shape (n, {self.experts}), got {tuple(h.shape)}")
+        if not h.is_floating_point():
+            raise ValueError(f"h: expected floating point logits, got {h.dtype}")
         h64 = check.finite("h", h.detach()).double().cpu()
         if rounding is None:
             rounding = torch.finfo(h.dtype).eps * h64.abs().amax(1)
+        if rounding.shape != h.shape[:1] or bool((rounding < 0).any()):
+            raise ValueError(f"rounding: expected {len(h)} numbers >= 0, got {tuple(rounding.shape)}")
         wanted = topk_set(h64, self.k)
         chosen = wanted if chosen is None else self._mask(chosen, h)
-        labels = {name: checked_label(name, label, len(h)) for name, label in (labels or {}).items()}
+        labels = {} if labels is None else labels
+        if not isinstance(labels, Mapping):
+            raise ValueError(f"labels: expected integers for each token by name, got {type(labels).__name__}")
+        labels = {name: checked_label(name, label, len(h)) for name, label in labels.items()}
         if self._kept and labels.keys() != self._labels.keys():
             before, now = (sorted(names) for names in (self._labels, labels))
             raise ValueError(f"labels: expected those of the batches before, {before}, got {now}")

@@ -30,7 +30,8 @@ class BalanceReport:
     Attributes:
         where: its name in the model's output.
         reads: the pool in `POOLS` whose loss has its gradient, "softmax twice" before one; "nothing" where it is 0,
-            "unknown" where it is none of these, "undecided" where rounding does not tell the two kinds apart.
+            "unknown" where it is none of these nor a multiple of one, "undecided" where rounding does not tell the two
+            kinds apart; an error where the library cannot compute it.
         off: for each candidate the distance of the gradients over the limit of rounding, in the farthest layer.
         scale: coefficient of the gradient on that of the nearest candidate.
         blind: distance of its gradient from that of "each layer", relative to the latter.
@@ -48,8 +49,12 @@ class BalanceReport:
     @property
     def findings(self) -> list[Finding]:
         """What is wrong."""
+        if not self.off:
+            return [Finding("balance", self.where, math.nan, 1, f"it cannot be computed: {self.reads}")]
         if self.reads in POOLS or self.reads == "undecided":
-            return []
+            added = self.coefficient * self.scale
+            detail = "times its formula in the loss of a training step: it drives the load apart"
+            return [Finding("balance", self.where, added, 0, detail)] if added < 0 else []
         if self.reads == "nothing":
             return [Finding("balance", self.where, 0, 0, "its gradient; it reads nothing")]
         off = min(self.off[name] for name in POOLS)
@@ -71,7 +76,7 @@ def balance_loss(
     return h.shape[-1] * (rho * q).sum(-1).mean()
 
 
-def probe_balance(model: nn.Module, batch: dict, layers: list[Layer], k: int) -> list[BalanceReport]:
+def probe_balance(model: nn.Module, batch: dict, layers: list[Layer], k: dict[str, int]) -> list[BalanceReport]:
     """Differentiates every balancing loss that a model returns, at one batch, in the routers alone.
 
     What a router reads is held fixed, so that the gradient is that through its own logits; no other is kept.
@@ -85,7 +90,10 @@ def probe_balance(model: nn.Module, batch: dict, layers: list[Layer], k: int) ->
         raise ValueError(f"batches: expected input_ids or inputs_embeds, got {sorted(batch)}")
     with _cut_off(layers), ExitStack() as stack:
         traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
-        output = model(**batch | {"output_router_logits": True, "return_dict": True})
+        try:
+            output = model(**batch | {"output_router_logits": True, "return_dict": True})
+        except RuntimeError as error:  # without the loss the model ran before: layers of other numbers of experts, say
+            return [BalanceReport("balancing loss", str(error).partition("\n")[0], {}, *[math.nan] * 3)]
         losses = {name: loss for name, loss in output.items() if name.endswith("aux_loss") and loss is not None}
         before = _coefficients(model, batch, losses)
     found = []
@@ -126,7 +134,7 @@ def _coefficients(model: nn.Module, batch: dict, losses: dict) -> dict[str, floa
 
 
 def _report(
-    name: str, loss, coefficient: float, layers: list[Layer], traces: list[Trace], sequences: int, k: int
+    name: str, loss, coefficient: float, layers: list[Layer], traces: list[Trace], sequences: int, k: dict[str, int]
 ) -> BalanceReport:
     """Compares the gradients in the vectors of some routers, each against the sizes that it is a sum of."""
     vectors = [layer.W for layer in layers]
@@ -135,19 +143,28 @@ def _report(
         found = torch.autograd.grad(loss, vectors, allow_unused=True, materialize_grads=True)
     found = torch.stack([g.double() for g in found])
     x = torch.stack([t.x.detach().double().unflatten(0, (sequences, -1)) for t in traces])
-    sent = torch.stack([_wanted(t, k).unflatten(0, (sequences, -1)) for t in traces])
+    sent = torch.stack(
+        [_wanted(t, k[m.name]).unflatten(0, (sequences, -1)) for m, t in zip(layers, traces, strict=True)]
+    )
     # Layers that share their vectors have one gradient, the sum of theirs.
     same = torch.tensor([[float(W is V) for V in vectors] for W in vectors], dtype=x.dtype, device=x.device)
     own = _candidates(layers, x, sent)
     candidates = {key: torch.einsum("kl,lmd->kmd", same, g) for key, g in own.items()}
     limit = same @ _rounding(layers, x, sent, traces)
-    off = {key: float(((found - g).flatten(1).norm(dim=1) / limit).max()) for key, g in candidates.items()}
-    nearest, per_layer = candidates[min(off, key=off.get)], candidates["each layer"]
+    scales = {key: float((found * g).sum() / g.square().sum()) for key, g in candidates.items()}
+    off, scaled = (
+        {key: float(((found - by[key] * g).flatten(1).norm(dim=1) / limit).max()) for key, g in candidates.items()}
+        for by in (dict.fromkeys(candidates, 1), scales)
+    )
+    reads, per_layer = _reads(off) if found.any() else "nothing", candidates["each layer"]
+    nearest = min(scaled if reads == "unknown" else off, key=(scaled if reads == "unknown" else off).get)
+    if reads == "unknown" and scaled[nearest] <= abs(scales[nearest]):
+        reads = f"{scales[nearest]:.4g} times {nearest}"
     return BalanceReport(
         where=name,
-        reads=_reads(off) if found.any() else "nothing",
+        reads=reads,
         off=off,
-        scale=float((found * nearest).sum() / nearest.square().sum()),
+        scale=scales[nearest],
         blind=float((found - per_layer).norm() / per_layer.norm()),
         coefficient=coefficient,
     )

@@ -27,7 +27,7 @@ FINDINGS = {
     ),
     "config": Kind(
         "book-diagnose-faults",
-        "the gate, or the constant factor on it, is not the one that the configuration names",
+        "the gate, the constant factor on it or the number of experts is not the one that the configuration names",
         "set the configuration to what the code computes, or change the code",
     ),
     "gradient": Kind(

@@ -40,6 +40,9 @@ def gauge_share(W: Float[Tensor, "M d"]) -> float:
 def compare_routers(W: Float[Tensor, "M d"], V: Float[Tensor, "M d"]) -> Comparison:
     """How far two checkpoints or seeds of one router are apart, as vectors and as functions of a softmax.
 
+    The mean row is what no softmax sees of linear scores, over all experts or over the selected. Of two routers with
+    other scores, such as cosines, other directions have no effect, and a distance of 0 is not all that makes them one.
+
     Args:
         W, V: router vectors, a row for each expert.
 

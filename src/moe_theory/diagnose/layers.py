@@ -21,20 +21,24 @@ class Trace(NamedTuple):
     """What a layer did with n tokens.
 
     Attributes:
-        x: what its router read; exact: the logits of that in float64, `x W^T + b`; recorded: those its router returned.
+        u: what its block read; x: what its router read; y: what its experts read; mostly one and the same.
+        exact: the logits in float64, `x W^T + b`; recorded: those its router returned.
         rounding: how far logits in the layer's precision may be from them.
         chosen: the experts the tokens were sent to; gates: the weights handed on with them, 0 elsewhere.
-        F: the output of the experts together.
+        F: the output of the experts together; out: that of the block.
         masks: whether the experts are handed a mask (n, 1, M) of those selected, or their numbers (n, k).
     """
 
+    u: Float[Tensor, "n d"]
     x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n d"]
     exact: Float[Tensor, "n M"]
     recorded: Float[Tensor, "n M"]
     rounding: Float[Tensor, " n"]
     chosen: Bool[Tensor, "n M"]
     gates: Float[Tensor, "n M"]
     F: Float[Tensor, "n d"]
+    out: Float[Tensor, "n d"]
     masks: bool
 
     def of(self, kept: Bool[Tensor, " n"]) -> "Trace":
@@ -107,56 +111,74 @@ class Layer:
     @contextmanager
     def watched(self):
         """While it is open, every call of the layer appends a `Trace` to the list that it gives."""
-        traces, x, given, recorded = [], [], [], []
+        traces, u, x, given, recorded, seen = [], [], [], [], [], []
 
         def returned(_, __, out):
             recorded.append((out[self.logits_at] if isinstance(out, tuple) else out).detach().flatten(0, -2))
 
         def leaves(_, __, out):
-            if len(rest := given.pop()) != 2:
+            if len(given[-1]) != 3:
                 raise ValueError(
                     "model: expected experts that are called with tokens, numbers and gates, "
-                    f"got {1 + len(rest)} arguments in {self.name}"
+                    f"got {len(given[-1])} arguments in {self.name}"
                 )
-            index, gates = rest
+            y, index, gates = given.pop()
             exact, rounding = self._linear(x[-1])
             check.finite(f"model: what the experts beside {self.name} return", out)
-            parts = x.pop(), exact, recorded.pop(), rounding, *self._handed(index, gates), out
-            traces.append(Trace(*parts, index.ndim == 3))
+            parts = x.pop(), y.flatten(0, -2), exact, recorded.pop(), rounding, *self._handed(index, gates), out
+            seen.append((*parts, index.ndim == 3))
 
-        def enters(_, args, kwargs):
-            given.append([*args, *kwargs.values()][1:])
+        def done(_, __, out):
+            read, (*parts, masks) = u.pop(), seen.pop()
+            traces.append(Trace(read, *parts, _tokens(out).detach(), masks))
 
+        named = {"with_kwargs": True}
         with ExitStack() as stack:
             for hook in (
+                # before what others make of it: the block and the experts are called with it again
+                self.block.register_forward_pre_hook(lambda *a: u.append(_tokens(_values(*a))), prepend=True, **named),
+                self.experts.register_forward_pre_hook(lambda *a: given.append(_values(*a)), prepend=True, **named),
+                self.router.register_forward_hook(returned, prepend=True),
+                # after that
                 self.router.register_forward_pre_hook(lambda _, args: x.append(args[0].flatten(0, -2))),
-                self.router.register_forward_hook(returned, prepend=True),  # before what others make of it
-                self.experts.register_forward_pre_hook(enters, with_kwargs=True),
                 self.experts.register_forward_hook(leaves),
+                self.block.register_forward_hook(done),
             ):
                 stack.callback(hook.remove)
             yield traces
 
-    def __call__(self, x: Float[Tensor, "n d"]) -> Trace:
+    def __call__(self, u: Float[Tensor, "n d"]) -> Trace:
         """The layer at n tokens."""
         with self.watched() as traces:
-            self.block(x[None])
+            self.block(u[None])
         return traces[0]
 
-    def passed(self, x: Float[Tensor, "n d"], F: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def passed(self, u: Float[Tensor, "n d"], F: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """The block's output at n tokens where its experts together say F."""
         hook = self.experts.register_forward_hook(lambda *_: F)
         try:
-            out = self.block(x[None])
+            return _tokens(self.block(u[None]))
         finally:
             hook.remove()
-        return (out[0] if isinstance(out, tuple) else out).flatten(0, -2)
 
-    def answers(self, x: Float[Tensor, "n d"], masks: bool) -> Float[Tensor, "n M d"]:
+    def answers(self, y: Float[Tensor, "n d"], masks: bool) -> Float[Tensor, "n M d"]:
         """What each expert says at each token, asked alone with gate 1; for `masks` see `Trace`."""
-        number = torch.arange(len(self.W), device=x.device)[:, None, None].expand(-1, len(x), 1)
+        number = torch.arange(len(self.W), device=y.device)[:, None, None].expand(-1, len(y), 1)
         index = torch.nn.functional.one_hot(number, len(self.W)) if masks else number
-        return torch.stack([self.experts(x, m, torch.ones_like(x[:, :1])) for m in index], 1)
+        said = (self.experts(y, m, torch.ones_like(y[:, :1])) for m in index)
+        return torch.stack(
+            [check.finite(f"model: what expert {m} beside {self.name} returns", f) for m, f in enumerate(said)], 1
+        )
+
+
+def _values(_, args: tuple, kwargs: dict) -> list:
+    """All that a module is called with."""
+    return [*args, *kwargs.values()]
+
+
+def _tokens(out) -> Float[Tensor, "n d"]:
+    """The first of what a module takes or returns, a row for each token."""
+    return (out[0] if isinstance(out, tuple | list) else out).flatten(0, -2)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

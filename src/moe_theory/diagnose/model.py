@@ -1,7 +1,7 @@
 """`diagnose`: a model of the library transformers and some batches in, findings and numbers out."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 
@@ -53,13 +53,18 @@ class Report:
         return f"{type(self).__name__}({len(self.routers)} layers{rest}, found: {found})"
 
     def layers(self) -> pd.DataFrame:
-        """What was measured, a row for each layer; in use: effective experts, shares are those of the tokens."""
+        """What was measured, a row for each layer; in use: effective experts, shares are those of the tokens.
+
+        Behind: whether the block makes of its experts' output that times a constant, with something added, or
+        something else, as a norm does; learns: the router.
+        """
         rows = {}
         for name, router in self.routers.items():
             gate = self.gates[name]
             rows[name] = {
                 "gate": ", ".join(gate.gates) or "none known",
                 "times": gate.factor,
+                "behind": "a constant" if gate.bent <= 1e-6 else "no constant",
                 "learns": gate.learns,
                 "selected": router.k,
                 "in use": router.effective,
@@ -111,7 +116,7 @@ def diagnose(
     model = unwrapped(model)
     layers = layers_of(model)
     _single(layers)
-    labels = _functions(labels or {})
+    labels = _functions({} if labels is None else labels)
     first, rest = _first(batches)
     learns = {layer.name: layer.W.requires_grad for layer in layers}
     with _exact(layers[0].W.device.type), _evaluated(model, [layer.W for layer in layers]):
@@ -127,7 +132,7 @@ def diagnose(
         for layer in layers:
             asked = dict(configured=_configured(model), learns=learns[layer.name], seed=seed)
             gates[layer.name] = probe_gates(layer, real[layer.name], k[layer.name], **asked)
-        balance = probe_balance(model, first, layers, max(k.values()))
+        balance = probe_balance(model, first, layers, k)
     for layer in layers:
         streams[layer.name].weight = layer.W.detach()
     routers = {name: stream.report(seed=seed) for name, stream in streams.items()}
@@ -146,6 +151,8 @@ def _single(layers: list[Layer]) -> None:
 
 
 def _functions(labels: Mapping[str, Callable]) -> Mapping[str, Callable]:
+    if not isinstance(labels, Mapping):
+        raise ValueError(f"labels: expected functions of a batch by name, got {type(labels).__name__}")
     for name, label in labels.items():
         if not callable(label):
             raise ValueError(f"labels: expected a function of a batch for {name!r}, got {type(label).__name__}")
@@ -171,10 +178,11 @@ def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
 @contextmanager
 def _exact(device: str):
     """Single precision is what it says: no autocast, no TF32; gradients where the caller has switched them off."""
+    plain = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+        with torch.inference_mode(False), torch.enable_grad(), plain:
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -259,9 +267,11 @@ def _real(batch: Batch, tokens: int) -> Bool[Tensor, " n"]:
 
 
 def _configured(model: nn.Module) -> Configured:
-    """What the configuration says of gates: whether the kept ones are divided by their sum, and a factor on all."""
+    """What the configuration says: whether kept gates are divided by their sum, a factor on all, and how many."""
     config = model.config.get_text_config()
     normalized = getattr(config, "norm_topk_prob", None)
     named = {name: value for name, value in config.to_dict().items() if "rout" in name and "scal" in name}
     factors = tuple(float(value) for value in named.values() if isinstance(value, int | float))
-    return Configured(() if normalized is None else DIVIDED if normalized else DENIED, factors or (1.0,))
+    k = getattr(config, "num_experts_per_tok", None)
+    allowed = () if normalized is None else DIVIDED if normalized else DENIED
+    return Configured(allowed, factors or (1.0,), k if isinstance(k, int) else None)

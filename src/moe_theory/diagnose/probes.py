@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from moe_theory.diagnose.arrays import kept_gap
@@ -51,10 +51,12 @@ class Configured:
     Attributes:
         gates: names in `GATES` of those that it allows; none where it names none.
         factors: the constants by which it multiplies every gate.
+        k: experts selected; None where it names no number.
     """
 
     gates: tuple[str, ...] = ()
     factors: tuple[float, ...] = (1.0,)
+    k: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,14 @@ class GateReport:
             a random direction.
         apart: farthest slope of the experts' output from that of the gate, over its limit; nan where no softmax is it.
         passed: what the block's output has of a small change of its experts' output, and what the gradient has of it.
+        bent: the rest of what the block makes of that change, relative: 0 where it is a constant times it.
         jump: mean relative jump of the output where the last selected expert gives way to the first rejected one.
         silent: experts that answer 0 at all of the tokens.
         nearest: of the others the two most alike, and the distance of their outputs relative to their size.
         alike: limit of that for equal experts.
-        drift: farthest output or slope of the layer as it runs from those of its copy, relative to their size.
-        coarse: limit of that: of rounding in the gates and in an expert.
+        drift: farthest output of the experts as they run from that of their copy, relative to its size; felt: the same
+            of their slope; mixed: of the block's output in the batch, where its copy has one token at a time.
+        coarse: limit of these: of rounding in the gates and in an expert.
     """
 
     where: str
@@ -100,17 +104,23 @@ class GateReport:
     gradient: float
     apart: float
     passed: tuple[float, float]
+    bent: float
     jump: float
     silent: tuple[int, ...]
     nearest: tuple[int, int, float]
     alike: float
     drift: float
+    felt: float
+    mixed: float
     coarse: float
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong."""
         found = [*self._of_gates(), *self._of_gradient()]
+        if self.configured.k not in (None, self.k):
+            detail = f"experts for a token, configured {self.configured.k}"
+            found.append(Finding("config", self.where, self.k, self.configured.k, detail))
         if self.silent:
             found.append(Finding("dead", self.where, len(self.silent), 0, f"experts {list(self.silent)} answer 0"))
         one, other, distance = self.nearest
@@ -128,6 +138,9 @@ class GateReport:
             return [Finding("gate", self.where, off, 1, f"times its limit from the nearest, {name}")]
         if self.handed > 1:
             return [Finding("gate", self.where, self.handed, 1, f"times its limit from {named}, as they are handed on")]
+        if self.mixed > self.coarse:
+            detail = "in a batch tokens get another output than alone"
+            return [Finding("gate", self.where, self.mixed, self.coarse, detail)]
         if expected and not set(expected) & set(self.gates):
             off, configured = min(self.off[name] for name in expected), " or ".join(expected)
             return [Finding("config", self.where, off, 1, f"computed {named}, configured {configured}")]
@@ -142,6 +155,9 @@ class GateReport:
         if self.gradient <= self.limit:
             detail = f"K = {self.k}: none but rounding"
             return [Finding("gradient", self.where, self.gradient, self.limit, detail)]
+        if self.felt > self.coarse >= self.drift:
+            detail = "the one that runs from the one of its copy"
+            return [Finding("gradient", self.where, self.felt, self.coarse, detail)]
         if self.apart > 1:
             detail = f"times its limit from that of {', '.join(self.gates)}"
             return [Finding("gradient", self.where, self.apart, 1, detail)]
@@ -155,12 +171,15 @@ class Asked(NamedTuple):
     """What a layer's copy in float64 says at some tokens.
 
     Attributes:
-        x: what its router reads; h: its logits; limit: of the rounding of a gate, relative.
+        tokens: their numbers among those that the layer was watched at.
+        u: what its block reads; x: what its router reads; h: its logits; limit: of the rounding of a gate, relative.
         chosen: the experts selected; gates: what is handed to the experts.
-        f: what each expert says alone; F: all together.
+        f: what each expert says alone; F: all together; out: what the block makes of it.
         c: a random direction for each token.
     """
 
+    tokens: Int[Tensor, " n"]
+    u: Float[Tensor, "n d"]
     x: Float[Tensor, "n d"]
     h: Float[Tensor, "n M"]
     limit: Float[Tensor, " n"]
@@ -168,11 +187,12 @@ class Asked(NamedTuple):
     gates: Float[Tensor, "n M"]
     f: Float[Tensor, "n M d"]
     F: Float[Tensor, "n d"]
+    out: Float[Tensor, "n d"]
     c: Float[Tensor, "n d"]
 
 
 def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, learns: bool, seed: int) -> GateReport:
-    """Asks a layer what its gates are, at the first tokens whose selection is decided.
+    """Asks a layer what its gates are, at some tokens whose selection is decided.
 
     Args:
         layer: the layer, in its own precision; trace: what it did with some tokens, without padding.
@@ -180,18 +200,19 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, l
         seed: draws the directions of the slopes.
 
     Raises:
-        ValueError: where the router reads nothing but zeros.
+        ValueError: where the router reads nothing but zeros, an expert answers NaN, or the copy is none.
     """
     running, layer = layer, layer.double()
     at = _ask(layer, trace, k, seed)
-    value, gradient = _passed(layer, at)
+    value, gradient, bent = _passed(layer, at)
     behind = _constant(value, float(at.limit.max()))
     off, named, factor = _named(at, behind, configured)
     lowered, as_first = lower_one(layer, at)
     # The root mean square of <c, gate f> over directions c: that of the one c drawn may be near 0 by chance.
     size = (at.gates.double() * at.f.norm(dim=-1)).sum(1).clamp(min=TINY)
-    slopes = torch.stack([slope(layer, *pair) for pair in zip(at.x, at.c, strict=True)])
+    slopes = torch.stack([slope(layer, *pair) for pair in zip(at.u, at.c, strict=True)])
     worst, largest = int((value - gradient).abs().argmax()), float(at.limit.max())
+    drift, felt, mixed = _drift(running, trace, at, slopes, size)
     return GateReport(
         where=layer.name,
         k=k,
@@ -208,34 +229,58 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, l
         gradient=float(((slopes * gradient[:, None]).norm(dim=1) / size).max()),
         apart=_apart(at, named, slopes, factor, k, 4 * at.limit * size),
         passed=(float(value[worst]), float(gradient[worst])),
+        bent=bent,
         jump=jump_at_tie(at),
         silent=tuple(m for m in range(at.f.shape[1]) if not at.f[:, m].any()),
         nearest=nearest_experts(at.f),
         alike=4 * layer.hidden * torch.finfo(at.f.dtype).eps,
-        drift=_drift(running, at, slopes, size),
+        drift=drift,
+        felt=felt,
+        mixed=mixed,
         coarse=largest + 4 * layer.hidden * torch.finfo(torch.float32).eps,
     )
 
 
 @torch.no_grad()
 def _ask(layer: Layer, trace: Trace, k: int, seed: int) -> Asked:
-    """The first tokens whose selection is decided, or the first of all where none is; no token that is 0."""
+    """Tokens here and there whose selection is decided, or any where none is; no token that is 0."""
     some = trace.x.any(1)
     if not some.any():
         raise ValueError(f"batches: expected tokens at which {layer.name} reads something other than 0, got none")
     decided = some & (kept_gap(trace.exact, k) > 2 * trace.rounding)
-    some = (decided if decided.any() else some).nonzero()[:PROBES, 0]
-    x = trace.x[some].double()
-    try:
-        traces = [layer(token[None]) for token in x]
-    except RuntimeError as error:  # a type written into its code
-        raise ValueError(
-            f"model: expected layers that run in torch.float64, too, got {error} in {layer.name}"
-        ) from error
-    chosen, gates, F = (torch.cat([getattr(t, name) for t in traces]) for name in ("chosen", "gates", "F"))
+    some = (decided if decided.any() else some).nonzero()[:, 0]
+    some = some[torch.linspace(0, len(some) - 1, min(PROBES, len(some))).long()]
+    u = trace.u[some].double()
+    traces = _copied(layer, u)
+    x, y, h, chosen, gates, F, out = (
+        torch.cat([getattr(t, name) for t in traces]) for name in ("x", "y", "exact", "chosen", "gates", "F", "out")
+    )
     c = torch.randn(F.shape, generator=torch_stream(seed, "probes"), dtype=torch.float64).to(F.device)
-    h, limit = torch.cat([t.exact for t in traces]), _limit(trace)[some]
-    return Asked(x, h, limit, chosen, gates, layer.answers(x, trace.masks), F, c)
+    return Asked(some, u, x, h, _limit(trace)[some], chosen, gates, layer.answers(y, trace.masks), F, out, c)
+
+
+def _copied(layer: Layer, u: Float[Tensor, "n d"]) -> list[Trace]:
+    """What a copy does with each token; ValueError if it is none, for a method put into a module stays the original's.
+
+    A copy's logits change with its own router.
+    """
+    try:
+        traces = [layer(token[None]) for token in u]
+        kept, x = layer.W.detach().clone(), traces[0].x[0]
+        layer.W[0] += x / x.square().sum()
+        follows = not torch.equal(layer(u[:1]).recorded, traces[0].recorded)
+        layer.W.copy_(kept)
+    except RuntimeError as error:  # a type written into its code, or a method of the original
+        put = [kind for kind, module in layer.block.named_modules() if "forward" in vars(module)]
+        why = f"; forward is replaced in {put}" if put else ""
+        raise ValueError(
+            f"model: expected layers that run in torch.float64, too, got {error} in {layer.name}{why}"
+        ) from error
+    if not follows:
+        raise ValueError(
+            f"model: expected layers that can be copied, got one whose copy calls the original: {layer.name}"
+        )
+    return traces
 
 
 def _limit(trace: Trace) -> Float[Tensor, " n"]:
@@ -301,34 +346,47 @@ def _handed_on(trace: Trace, at: Asked, named: tuple[str, ...]) -> float:
     return min(found, key=lambda value: (math.isnan(value), value))
 
 
-def _passed(layer: Layer, at: Asked) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+def _passed(layer: Layer, at: Asked) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], float]:
     """What the block's output has of a small change of its experts' output, and what its gradient has of it.
 
     Both along c and relative to it: a difference quotient, and by automatic differentiation. They are one and the same
-    constant where the block adds something to the experts' output or multiplies it.
+    constant where the block adds something to the experts' output or multiplies it, and the change is that constant
+    times c; last, how far it is from that, relative.
     """
-    values, gradients = [], []
-    for x, F, c in zip(at.x[:, None], at.F[:, None], at.c[:, None], strict=True):
+    values, gradients, bent = [], [], 0.0
+    for u, F, c in zip(at.u[:, None], at.F[:, None], at.c[:, None], strict=True):
         step = STEP * (float(F.norm()) or 1.0) / float(c.norm())
         with torch.no_grad():
-            change = layer.passed(x, F + step * c) - layer.passed(x, F - step * c)
-        values.append((change * c).sum() / (2 * step * c.square().sum()))
+            change = (layer.passed(u, F + step * c) - layer.passed(u, F - step * c)) / (2 * step)
+        values.append((change * c).sum() / c.square().sum())
+        bent = max(bent, float((change - values[-1] * c).norm() / change.norm().clamp(min=TINY)))
         with torch.enable_grad():
             F = F.detach().requires_grad_()
-            out = layer.passed(x, F)
+            out = layer.passed(u, F)
             dF = torch.autograd.grad((out * c).sum(), F, allow_unused=True)[0] if out.requires_grad else None
         gradients.append(out.new_zeros(()) if dF is None else (dF * c).sum() / c.square().sum())
-    return torch.stack(values), torch.stack(gradients)
+    return torch.stack(values), torch.stack(gradients), bent
 
 
-def _drift(running: Layer, at: Asked, slopes: Float[Tensor, "n M"], size: Float[Tensor, " n"]) -> float:
-    """Farthest output or slope of a layer, in its own precision and by its own kernel, from those of its copy."""
-    low, c = at.x.to(running.W.dtype), at.c.to(running.W.dtype)
+def _drift(
+    running: Layer, trace: Trace, at: Asked, slopes: Float[Tensor, "n M"], size: Float[Tensor, " n"]
+) -> tuple[float, float, float]:
+    """Farthest output, slope, and output in the batch of a layer as it runs from those of its copy; see `GateReport`.
+
+    In the batch tokens count that were sent to the same experts there.
+    """
+    low, c = at.u.to(running.W.dtype), at.c.to(running.W.dtype)
     with torch.no_grad():
         ran = torch.cat([running(token[None]).F for token in low]).double()
     felt = torch.stack([slope(running, *pair) for pair in zip(low, c, strict=True)]).double()
     summed = torch.einsum("nm,nmd->nd", at.gates.double(), at.f.abs()).norm(dim=1).clamp(min=TINY)
-    return float(torch.stack([(ran - at.F).norm(dim=1) / summed, (felt - slopes).norm(dim=1) / size]).max())
+    off, same = trace.out[at.tokens].double() - at.out, (trace.chosen[at.tokens] == at.chosen).all(1)
+    mixed = same * off.norm(dim=1) / (summed + at.out.norm(dim=1))
+    return (
+        float(((ran - at.F).norm(dim=1) / summed).max()),
+        float(((felt - slopes).norm(dim=1) / size).max()),
+        float(mixed.max()),
+    )
 
 
 @torch.no_grad()
@@ -343,17 +401,18 @@ def lower_one(layer: Layer, at: Asked) -> tuple[float, float]:
     pi = at.h.softmax(1).gather(1, best[:, None])[:, 0]
     drop = pi * -torch.expm1(torch.tensor(-1.0, dtype=at.h.dtype))
     changes, kept = [], layer.W.detach().clone()
-    for token, j, before in zip(at.x, best, at.F, strict=True):
-        layer.W[j] -= token / token.square().sum()
-        changes.append(float((layer(token[None]).F - before).norm() / before.norm().clamp(min=TINY)))
+    for u, x, j, before in zip(at.u, at.x, best, at.F, strict=True):
+        layer.W[j] -= x / x.square().sum()
+        changes.append(float((layer(u[None]).F - before).norm() / before.norm().clamp(min=TINY)))
         layer.W.copy_(kept)
     return max(changes), float((drop / (1 - drop)).max())
 
 
-def slope(layer: Layer, x: Float[Tensor, " d"], c: Float[Tensor, " d"]) -> Float[Tensor, " M"]:
+def slope(layer: Layer, u: Float[Tensor, " d"], c: Float[Tensor, " d"]) -> Float[Tensor, " M"]:
     """`d <c, F> / dh` at one token, by automatic differentiation: its gradient in the router is `dh x^T`."""
     with torch.enable_grad():
-        F = layer(x[None]).F[0]
+        trace = layer(u[None])
+        x, F = trace.x[0].detach(), trace.F[0]
         W = torch.autograd.grad(c @ F, layer.W, allow_unused=True)[0] if F.requires_grad else None
     return x.new_zeros(len(layer.W)) if W is None else W.to(x) @ x / x.square().sum()
 
