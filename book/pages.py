@@ -31,7 +31,8 @@ FINDINGS = {
     "much.",
     "chen-tab-11": "In setting 1 of the patch task thirty-two experts need neither normalized gradients nor a "
     "load-balancing loss: with the layer as written plain descent trains them in all ten runs, at a rate of 100, where "
-    "normalized steps have 0.001. At low rates it fails, as the paper says.",
+    "normalized steps have 0.001. In the released form it fails at the rates tried, and with eight experts at a low "
+    "one, as the paper says.",
     "smooth-prop-1": "Keep one expert first and take the softmax after that, and the task's gradient in the "
     "router is zero in every example: of the task such a router learns nothing by backpropagation, although the risk "
     "is not flat.",

@@ -56,13 +56,18 @@ def turned(optimizer: type[torch.optim.Optimizer], rate: float, scale: float, se
     before, by = vectors[0].detach().clone(), optimizer(vectors, rate)
     gradients(model, next(batches(1, seed)))
     by.step()
-    inner = (vectors[0].detach() * torch.nn.functional.normalize(before, dim=1)).sum(1)
-    return (vectors[0].detach().square().sum(1) / inner**2 - 1).sqrt()
+    u, step = torch.nn.functional.normalize(before, dim=1), vectors[0].detach() - before
+    along = (step * u).sum(1, keepdim=True)  # what is beyond, directly: by Pythagoras half of the digits are lost
+    return (step - along * u).norm(dim=1) / (before.norm(dim=1) + along[:, 0]).abs()
 
 
-def slowed(by: type[torch.optim.Optimizer], seed: int) -> Float[Tensor, " M"]:
-    """tan of the angles of a step with vectors twice as long, over those before."""
-    return turned(by, 1e-4, 2.0, seed) / turned(by, 1e-4, 1.0, seed)
+def slowed(by: type[torch.optim.Optimizer], seed: int) -> Float[Tensor, " n"]:
+    """tan of the angles of a step with vectors twice as long, over those before, of the n vectors that it turns.
+
+    The vector of an expert that no token of the batch selects has no gradient, and stays.
+    """
+    after, before = turned(by, 1e-4, 2.0, seed), turned(by, 1e-4, 1.0, seed)
+    return after[before > 0] / before[before > 0]
 
 
 def outward(b: float, seed: int, *, steps: int = 200) -> float:

@@ -123,7 +123,9 @@ def holm(p) -> np.ndarray:
 
 
 def told_apart(p: Mapping[Hashable, float], *, level: float = 0.05) -> list:
-    """The keys whose p-values Holm's test rejects: none of them in all but a share `level` of exact replications.
+    """The keys whose p-values Holm's test rejects.
+
+    If the p-values are exact, none of them in all but a share `level` of exact replications.
 
     Raises:
         ValueError: for numbers outside 0 to 1.
