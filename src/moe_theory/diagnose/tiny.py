@@ -240,6 +240,16 @@ def _cut(model: nn.Module) -> None:
         layer.block.register_forward_hook(lambda _, __, out: out.detach())
 
 
+def _exchanged(model: nn.Module) -> None:
+    """What a block returns for a batch is in the reverse order of its tokens."""
+
+    def hook(_, __, out):
+        return out.flatten(0, -2).flip(0).view_as(out)
+
+    for layer in layers_of(model):
+        layer.block.register_forward_hook(hook)
+
+
 @torch.no_grad()
 def _zeroed(model: nn.Module) -> None:
     for layer in layers_of(model):
@@ -284,6 +294,7 @@ FAULTS = {
         frozenset({"gradient"}),
     ),
     "block detached": Fault("no gradient flows through what a block returns", _cut, frozenset({"gradient"})),
+    "tokens exchanged": Fault("in a batch tokens get each other's output", _exchanged, frozenset({"gate"})),
     "second softmax": Fault(
         "the balancing loss is handed probabilities for logits",
         rewritten(lambda h, gates, experts: (h.softmax(-1), gates, experts)),
