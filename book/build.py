@@ -150,7 +150,7 @@ def execute(notebook: Path) -> float:
     import papermill
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
-    start = time.perf_counter()
+    start, inputs = time.perf_counter(), fingerprint(notebook)  # as they are now: what changes meanwhile is run again
     out = EXECUTED / notebook.name
     try:
         # how a kernel cuts what a cell prints differs from run to run: joined again
@@ -159,7 +159,7 @@ def execute(notebook: Path) -> float:
     except papermill.PapermillExecutionError as error:
         out.rename(out.with_suffix(".failed.ipynb"))
         raise SystemExit(f"{notebook.name}: {error}") from None
-    out.with_suffix(".inputs").write_text(fingerprint(notebook))
+    out.with_suffix(".inputs").write_text(inputs)
     return time.perf_counter() - start
 
 
