@@ -248,7 +248,7 @@ def risk_differences(
     Their step is smaller where two rows are near each other: a boundary turns as fast as their distance is small.
     """
     slope = torch.zeros_like(theta)
-    step *= min(1.0, float(torch.pdist(theta.detach()).min()))
+    step = step * torch.pdist(theta.detach()).min().clamp(max=1.0)
     for i in range(theta.numel()):
         for at, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
             moved = theta.clone()
