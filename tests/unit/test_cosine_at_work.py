@@ -285,11 +285,13 @@ def test_stored_domain_rows_begin_as_they_are_computed(model):
 
 @pytest.mark.slow
 def test_a_stored_domain_row_ends_as_it_is_computed():
+    """Within four deviations of what a start off by a millionth makes of it: other processors round otherwise."""
     of = dict(model="perturbed", held_out=1, steps=domains.STEPS, seed=2)
     rows = experiments.load("domains").to_dict("records")
     (stored,) = (row for row in rows if all(row[name] == value for name, value in of.items()))
     found = domains.row(of)
-    assert found["test"] == pytest.approx(stored["test"], abs=3)
+    assert found["test"] == pytest.approx(stored["test"], abs=8)
+    assert found["valid"] == pytest.approx(stored["valid"], abs=4)
     assert found["radius"] == pytest.approx(stored["radius"], rel=0.02)
 
 

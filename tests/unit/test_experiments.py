@@ -362,7 +362,7 @@ def test_first_losses_on_images_tell_the_truth(name, which):
     if load_images().name != "fashion-mnist":
         pytest.skip("Fashion-MNIST is not at hand")
     stored, again = experiments.recompute(name, **which)["first"]
-    assert again == pytest.approx(stored, rel=1e-3)
+    assert again == pytest.approx(stored, rel=5e-3)
 
 
 @pytest.mark.slow

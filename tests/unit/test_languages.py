@@ -82,6 +82,7 @@ def test_bad_arguments(pages, change, message):
 
 def test_missing_package(monkeypatch):
     """The first package that has no pages is named, and how to get it."""
+    monkeypatch.setattr(languages, "_pages", languages._pages.__wrapped__)  # else pages read before are remembered
     monkeypatch.setattr(text, "page_sources", lambda package, **_: {} if package == "manpages-ru" else {"x": "y"})
     monkeypatch.setattr(languages, "LANGUAGES", {"Russian": LANGUAGES["Russian"]})
     with pytest.raises(ValueError, match="package manpages-ru to be installed, .*apt-get install"):

@@ -200,8 +200,8 @@ def long_grid() -> list[dict]:
 
 
 def more_seeds_grid() -> list[dict]:
-    """The CNN of `long_grid` under the first rule at two more seeds, for K = 1 and 5 alone."""
-    return [_key("fashion-mnist", ARMS[0], k, seed, RATE, 23_500) for seed in SEEDS[3:] for k in (1, 5)]
+    """The CNN of `long_grid` under the first rule at seven more seeds, for K = 1 and 5 alone."""
+    return [_key("fashion-mnist", ARMS[0], k, seed, RATE, 23_500) for seed in range(3, 10) for k in (1, 5)]
 
 
 def smoke(rows: list[dict]) -> list[dict]:
