@@ -56,7 +56,8 @@ DECISIONS = (
         "Selected, K",
         "two experts rather than one, if you can pay: in use they cost twice as much",
         "at equal evaluations in the training ahead on {ahead} tasks of nine, the order of the softmax changed with "
-        "it; 400 steps; not where one expert to a cluster is right; the claim has five against one, at equal steps",
+        "it; 400 steps; not where one expert to a cluster is right; the claim compares all five experts with one whose "
+        "router has no gradient, at equal steps",
         "one expert, twice the steps: {twice}, by the task",
         ("smooth-fig-3",),
         "no card: the table of twice the steps",
@@ -74,8 +75,8 @@ DECISIONS = (
         BEFORE,
         "Order, K = 2",
         "open; both teach the router",
-        "after needs experts that meet and disagree; that before is ahead on the tasks with regions was seen after the "
-        "fact, and over all nine nothing is decided",
+        "after needs experts that meet and disagree; that before is ahead on the tasks with regions taken together was "
+        "seen after the fact (on one of the four it is behind), and over all nine nothing is decided",
         "before: {four[softmax, then top 2]} on the four, {nine[softmax, then top 2]} on all nine, "
         "{patches} on patches",
         ("smooth-prop-1", "book-router-graph"),
@@ -103,7 +104,9 @@ DECISIONS = (
         BEFORE,
         "Drawn experts",
         "not for accuracy",
-        "one draw, also in the test; draws in training only were not tried; what it smooths is the mean over draws",
+        "gates of the softmax over all experts; gates normalized over the drawn set, which the rates of chapter 18 are "
+        "about, were not on the wall; one draw, also in the test; draws in training only were not tried; what it "
+        "smooths is the mean over draws",
         "one draw of two experts: {nine[sampled 2]}",
         ("book-soft-expected", "smooth-thm-2"),
         "accuracy, no card: the wall",
@@ -121,10 +124,11 @@ DECISIONS = (
     Decision(
         BEFORE,
         "Start from copies",
-        "behind a gate normalized over the selected the router learns nothing until they differ: give it rows of its "
-        "own, not zeros",
-        "the router's gradient is zero while they agree; tokens that go to other experts part them in a step",
-        "exactly zero at the start",
+        "behind a gate normalized over the selected the router learns nothing of the task until they differ: give it "
+        "rows of its own, not zeros",
+        "the task's gradient in the router is zero while they agree; tokens that go to other experts part them in a "
+        "step, and a balancing loss moves the router meanwhile",
+        "zero at the start, for K above 1 up to rounding",
         ("smooth-prop-1",),
     ),
     Decision(
@@ -140,8 +144,8 @@ DECISIONS = (
         "Balancing loss",
         "let it be computed from softmax probabilities, layer by layer if every layer shall be balanced, and set it by "
         "the load; a library's function may take the softmax itself: then hand it logits",
-        "no effect on the loss that eight seeds show, K = 2; it helps and ruins trainings of chapter 7; only layer by "
-        "layer balances every layer, whether that trains better is not measured; the best value is open",
+        "no effect on the loss that eight seeds show, on two tasks, K = 2; it helps and ruins trainings of chapter 7; "
+        "only layer by layer balances every layer, whether that trains better is not measured; the best value is open",
         "experts in use on fashion: {used}, coefficient 0 and 1",
         ("chen-tab-9", "chen-tab-10", "book-pooled-balance"),
     ),
@@ -159,7 +163,8 @@ DECISIONS = (
         WHILE,
         "Decay of the router",
         "open; a little on its rows empties them of what carries no signal; on a bias less, or none",
-        "proved for minima and Gaussian inputs; a penalty in the loss, not AdamW's decay; in chapter 9 it cost loss at "
+        "a router with a bias: without one spurious weights can stay at a minimum, and common code has none; proved "
+        "for minima and Gaussian inputs; a penalty in the loss, not AdamW's decay; in chapter 9 it cost loss at "
         "every seed with one set of choices, and went either way with another",
         "",
         ("dikkala-thm-1", "book-spurious-bias", "dikkala-exp-spurious"),
@@ -168,7 +173,7 @@ DECISIONS = (
         WHILE,
         "Precision",
         "logits in float32, or ask how many tokens a rounding moves",
-        "small roundings",
+        "small roundings, taken for independent noise; how many move, not what that costs",
         "their share is in proportion to the rounding",
         ("book-noisy-set",),
     ),
@@ -185,7 +190,8 @@ DECISIONS = (
         READ,
         "Prune or merge",
         "not homogeneous experts one by one: what two of them do together is determined, not what each does",
-        "more experts than the data call for; ReLU and linear experts, and by the same argument all with a linear last "
+        "a softmax over all experts: with K selected two copies take two places, and no split is exact; more experts "
+        "than the data call for; ReLU and linear experts, and by the same argument all with a linear last "
         "layer, SwiGLU among them, which are homogeneous in that layer",
         "",
         ("book-split-exact",),

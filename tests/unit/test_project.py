@@ -65,6 +65,8 @@ def test_the_workflow_tries_every_python_and_both_ends_of_the_ranges():
     assert extras == project["optional-dependencies"].keys()
     for installs in (str(WORKFLOW["ranges"]["steps"]), (ROOT / ".ci" / "run").read_text()):
         assert "bash .ci/packages" in installs, "both have the data that chapters read"
+    said = (ROOT / "book" / "running.md").read_text()
+    assert all(f"{name}={value} " in said for name, value in WORKFLOW["rounding"]["env"].items())
 
 
 def test_what_passed_with_the_lock_is_published_and_once():
