@@ -56,9 +56,10 @@ DECISIONS = (
         "Selected, K",
         "two experts rather than one, if you can pay: in use they cost twice as much",
         "at equal evaluations in the training ahead on {ahead} tasks of nine, the order of the softmax changed with "
-        "it; 400 steps; not where one expert to a cluster is right; the claim compares all five experts with one whose "
-        "router has no gradient, at equal steps",
-        "one expert, twice the steps: {twice}, by the task",
+        "it; 400 steps; not where one expert to a cluster is right; smooth-fig-3 compares all five experts with one "
+        "whose router has no gradient, at equal steps",
+        "one expert, twice the steps: {twice}, by the task; against two with the same softmax behind on {ahead_same}; "
+        "all eight: {nine[dense softmax]}, at {dense_times} times the products",
         ("smooth-fig-3",),
         "no card: the table of twice the steps",
     ),
@@ -76,7 +77,7 @@ DECISIONS = (
         "Order, K = 2",
         "open; both teach the router",
         "after needs experts that meet and disagree; that before is ahead on the tasks with regions taken together was "
-        "seen after the fact (on one of the four it is behind), and over all nine nothing is decided",
+        "seen after the fact (on {order_2_behind} of the four its mean is behind); over all nine nothing is decided",
         "before: {four[softmax, then top 2]} on the four, {nine[softmax, then top 2]} on all nine, "
         "{patches} on patches",
         ("smooth-prop-1", "book-router-graph"),
@@ -86,7 +87,8 @@ DECISIONS = (
         BEFORE,
         "More heads",
         "not to revive a router",
-        "in loss no cell of the wall is decided; beside wide experts they cost next to nothing",
+        "in loss {decided[heads]} of its nine cells on the wall are decided; beside wide experts they cost next to "
+        "nothing",
         "heads: {times:.1f} times the products, beside affine experts",
         ("smooth-fig-6",),
     ),
@@ -94,8 +96,9 @@ DECISIONS = (
         BEFORE,
         "Cosine scores",
         "if at all, with a learned temperature; no gain over linear shows",
-        "with it decided nowhere on the wall, by single intervals behind linear on {tempered_behind} tasks of nine, "
-        "ahead on {tempered_ahead}; no gain from tau = 0.1 shows, there and in small language models",
+        "with it {decided[cosine, tempered]} of nine cells are decided on the wall, by single intervals behind linear "
+        "on {tempered_behind}, ahead on {tempered_ahead}; no gain from tau = 0.1 shows, there and in small language "
+        "models",
         "cosine: {nine[cosine]}; tempered: {nine[cosine, tempered]}",
         ("book-router-perturbed", "nguyen-tab-2", "nguyen-tab-3"),
         "the temperature, no card: the wall",
@@ -114,7 +117,8 @@ DECISIONS = (
     Decision(
         BEFORE,
         "Start",
-        "open; rows at samples, if there are enough, give every cluster a specialist; zero does no harm that shows",
+        "open; rows at samples, if there are enough, give every cluster a specialist; rows of zeros do no harm that "
+        "shows, if experts differ",
         "clusters far apart and of one width; proved for random samples with the bias, measured for samples chosen far "
         "apart; trained here from the first eight samples only, undecided",
         "samples: {start_gaussians} on gaussians, {start_fashion} on fashion",

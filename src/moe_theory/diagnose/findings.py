@@ -46,7 +46,8 @@ FINDINGS = {
     "balance": Kind(
         "book-pooled-balance",
         "the balancing loss has not the gradient of its formula at these loads",
-        "hand it logits before any softmax, for it takes one itself, and the number of experts selected",
+        "where selection is found too, mend that first; else hand it logits before any softmax, for it takes one "
+        "itself, and the number of experts selected",
     ),
     "dropped": Kind(
         "chen-eq-6.1",
