@@ -55,9 +55,9 @@ DECISIONS = (
         BEFORE,
         "Selected, K",
         "two experts rather than one, if you can pay: in use they cost twice as much",
-        "at equal evaluations in the training ahead on {ahead} tasks of nine, the order of the softmax changed with "
-        "it; 400 steps; not where one expert to a cluster is right; smooth-fig-3 compares all five experts with one "
-        "whose router has no gradient, at equal steps",
+        "two are ahead, on {ahead} tasks of nine, of one with twice the steps, which has the other order of the "
+        "softmax besides; 400 steps; not where one expert to a cluster is right; smooth-fig-3 compares all five "
+        "experts with one whose router has no gradient, at equal steps",
         "one expert, twice the steps: {twice}, by the task; against two with the same softmax behind on {ahead_same}; "
         "all eight: {nine[dense softmax]}, at {dense_times} times the products",
         ("smooth-fig-3",),
