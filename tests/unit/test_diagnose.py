@@ -768,6 +768,15 @@ def test_experts_that_answer_zero_are_no_twins(tiny):
     assert found.name == "dead" and found.detail == "experts [2, 5] answer 0"
 
 
+def test_where_all_experts_answer_zero_the_router_is_not_to_blame(tiny):
+    """It gets no gradient, which is what experts that answer 0 lead to."""
+    model = tiny.tiny("Mixtral")
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj.zero_()
+    (found,) = diagnose(model, tiny.batches("Mixtral", 1)).findings
+    assert found.name == "dead" and found.value == 8
+
+
 def test_blocks_that_were_not_read_are_counted(tiny):
     model = tiny.tiny("Mixtral")
     model.model.layers[1].mlp.gate = torch.nn.Identity()

@@ -81,7 +81,7 @@ class GateReport:
         passed: what the block's output has of a small change of its experts' output, and what the gradient has of it.
         bent: the rest of what the block makes of that change, relative: 0 where it is a constant times it.
         jump: mean relative jump of the output where the last selected expert gives way to the first rejected one.
-        silent: experts that answer 0 at all of the tokens.
+        silent: experts that answer 0 at all of the tokens; heard: whether any other expert is selected at one of them.
         nearest: of the others the two most alike, and the distance of their outputs relative to their size.
         alike: limit of that for equal experts.
         drift: farthest output of the experts as they run from that of their copy, relative to its size; felt: the same
@@ -107,6 +107,7 @@ class GateReport:
     bent: float
     jump: float
     silent: tuple[int, ...]
+    heard: bool
     nearest: tuple[int, int, float]
     alike: float
     drift: float
@@ -152,6 +153,8 @@ class GateReport:
 
     def _of_gradient(self) -> list[Finding]:
         value, gradient = self.passed
+        if not self.heard:  # no gradient is what follows; the silent experts are found as dead
+            return []
         if self.gradient <= self.limit:
             detail = f"K = {self.k}: none but rounding"
             return [Finding("gradient", self.where, self.gradient, self.limit, detail)]
@@ -213,6 +216,7 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, l
     slopes = torch.stack([slope(layer, *pair) for pair in zip(at.u, at.c, strict=True)])
     worst, largest = int((value - gradient).abs().argmax()), float(at.limit.max())
     drift, felt, mixed = _drift(running, trace, at, slopes, size)
+    says = at.f.any(2).any(0)
     return GateReport(
         where=layer.name,
         k=k,
@@ -231,7 +235,8 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, l
         passed=(float(value[worst]), float(gradient[worst])),
         bent=bent,
         jump=jump_at_tie(at),
-        silent=tuple(m for m in range(at.f.shape[1]) if not at.f[:, m].any()),
+        silent=tuple((~says).nonzero()[:, 0].tolist()),
+        heard=bool((at.chosen & says).any()),
         nearest=nearest_experts(at.f),
         alike=4 * layer.hidden * torch.finfo(at.f.dtype).eps,
         drift=drift,
