@@ -18,7 +18,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 book: $(READY)  ## execute the chapters whose inputs changed and render _build/html/index.html
-	@$(BIN)/python book/build.py
+	@$(BIN)/python -m moe_book.build
 
 test: unit slow chapters rendered  ## all unit tests, nbval over every chapter, tests of the rendered book
 
@@ -39,19 +39,19 @@ rendered: book  ## tests of the rendered and of the published book
 	@$(BIN)/python -m pytest tests/rendered -n auto
 
 outputs: $(READY)  ## execute the chapters and store outputs and ledger in the tree, for committing
-	@$(BIN)/python book/build.py --store
+	@$(BIN)/python -m moe_book.build --store
 
 mutants: $(READY)  ## run every mutant of every card, store what became of them; fails if one survives
-	@$(BIN)/python -m moe_theory.mutants run
+	@$(BIN)/python -m moe_book.sabotage run
 
 seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
-	@$(BIN)/python book/seeds.py $(or $(SEEDS),1 31 7919)
+	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919)
 
 pdf: book  ## the book as one PDF, _build/moe-theory.pdf
-	@$(BIN)/python book/pdf.py
+	@$(BIN)/python -m moe_book.pdf
 
 site: $(READY)  ## the publishable tree in _build/site; REPOSITORY=owner/name adds "open in Colab"
-	@$(BIN)/python book/publish.py $(if $(REPOSITORY),--repository $(REPOSITORY))
+	@$(BIN)/python -m moe_book.publish $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 bench: $(READY)  ## measure speed, as ratios within one run, and store it for the page on speed
 	@$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-columns=min,median,iqr,rounds

@@ -7,7 +7,7 @@ import machine
 import pytest
 import torch
 
-from moe_theory import manifest
+from moe_book import manifest
 
 FILES = {  # each is written when a run with timing has filled all its sections
     "speed.json": {"sizes", "steps", "growth", "ceilings", "work", "needed"},

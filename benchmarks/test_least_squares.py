@@ -13,7 +13,7 @@ import time
 import torch
 from scipy.optimize import least_squares as scipy_least_squares
 
-from moe_theory.experiments.rates import NEAR, near
+from moe_book.experiments.rates import NEAR, near
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
 from moe_theory.models.routers import Perturbed
 from moe_theory.tasks.regression import sample_regression

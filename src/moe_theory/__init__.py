@@ -1,6 +1,6 @@
 """The theory of sparse Mixture-of-Experts routing, as code a reader can run and check.
 
-`import moe_theory as mt` gives what most readers need, `mt.PatchTask` or `mt.experiments.load`; each is
+`import moe_theory as mt` gives what most readers need, `mt.PatchTask` or `mt.nullity`; each is
 imported when it is first asked for. Everything else stands in the modules.
 """
 
@@ -8,7 +8,7 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-#: The module of each name; `claims`, `experiments` and `diagnose` are modules themselves.
+#: The module of each name; `diagnose` is a module itself.
 EXPORTS = {
     "PatchTask": "tasks.patches",
     "PatchMoE": "models.moe",
@@ -27,8 +27,6 @@ EXPORTS = {
     "dispatch_entropy": "measure.dispatch",
     "voronoi_loss": "measure.voronoi",
     "MixingMeasure": "models.mixture",
-    "claims": "claims",
-    "experiments": "experiments",
     "diagnose": "diagnose",
 }
 __all__ = [*EXPORTS]

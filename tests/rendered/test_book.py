@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 from conftest import HTML, ROOT
 
-from moe_theory.claims import NEWS, registry
+from moe_book.claims import NEWS, registry
 
 PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p.parent.name in ("book", "notebooks"))
 CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]

@@ -1,9 +1,9 @@
 """Pages of a book, printed and joined: what leads where."""
 
-import build
-import pdf
 import pytest
 from pypdf import PdfReader
+
+from moe_book import build, pdf
 
 PAGE = """<!doctype html><title>x</title><style>@media print {{ .bd-main .bd-content .bd-article h1:first-of-type
 {{ display: none }} }}</style><!-- so does the theme --><div class="bd-main"><div class="bd-content">

@@ -7,11 +7,11 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
-import build
 import nbformat
-import publish
 import pytest
 from conftest import ROOT
+
+from moe_book import build, publish
 
 EXECUTED = [build.EXECUTED / n.name for n in build.chapters()]
 MYST = re.compile(r":::|\{[\w:]+\}`|^\([\w-]+\)=$|^:\w+:", re.MULTILINE)

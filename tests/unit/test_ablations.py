@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory import experiments
-from moe_theory.experiments import ablations
+from moe_book import experiments
+from moe_book.experiments import ablations
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.exploration import derived_ratio

@@ -7,18 +7,15 @@ import re
 import subprocess
 import sys
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 
 import moe_theory as mt
+from moe_book import api
 from moe_theory import measure
 from moe_theory.measure.voronoi import voronoi_loss
 from moe_theory.models import routers, rules
 from moe_theory.models.rules import Rule
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
-import api
 
 
 def test_importing_the_package_imports_nothing_else():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from moe_theory.experiments import beyond
+from moe_book.experiments import beyond
 from moe_theory.measure.sparsity import average_sparsity
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import SoftMoE

@@ -3,15 +3,12 @@
 import functools
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
-import build
-
-from moe_theory.experiments.registry import ENTRIES, EXPERIMENTS
+from moe_book import build
+from moe_book.experiments.registry import ENTRIES, EXPERIMENTS
 
 MODULES = {
     "__init__.py": "",
@@ -20,7 +17,7 @@ MODULES = {
     "tasks/__init__.py": "",
     "tasks/patches.py": "",
     "tasks/images.py": "",
-    "experiments/__init__.py": "from moe_theory.experiments.store import load",
+    "experiments/__init__.py": "from moe_book.experiments.store import load",
     "experiments/store.py": "",
     "experiments/stages.py": "import moe_theory.tasks.patches as patches",
     "experiments/rates.py": "def row(key):\n    from moe_theory.tasks import images",
@@ -47,7 +44,7 @@ def book(tmp_path, monkeypatch):
 
     for name, text in {**MODULES, "requirements.lock": "torch==1"}.items():
         write(name, text)
-    code = 'from moe_theory import claims, experiments\nrows = experiments.load("outcome")\nclaims.check("a-thm-1")'
+    code = 'from moe_book import claims, experiments\nrows = experiments.load("outcome")\nclaims.check("a-thm-1")'
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code, id="one")]), chapter)
     return chapter, write
 
@@ -71,7 +68,7 @@ def test_modules_imported_in_functions_and_by_name_are_followed(book):
     [
         ("from moe_theory import PatchTask", {"tasks/patches.py"}),
         ("import moe_theory as mt", {"tasks/patches.py", "tasks/images.py"}),
-        ("import moe_theory.evidence", {"evidence.py"}),
+        ("import moe_book.evidence", {"evidence.py"}),
         ("from moe_theory.tasks import Images", {"tasks/images.py"}),
     ],
 )
@@ -144,10 +141,10 @@ def test_every_entry_makes_an_experiment_and_every_chapter_reaches_its_own(monke
 @pytest.mark.slow
 def test_nothing_is_imported_until_an_experiment_is_asked_for():
     code = (
-        "import sys; from moe_theory import experiments; list(experiments.EXPERIMENTS);"
+        "import sys; from moe_book import experiments; list(experiments.EXPERIMENTS);"
         "assert not any(m.startswith(('moe_theory.t', 'moe_theory.models', 'moe_theory.me')) for m in sys.modules);"
-        "experiments.experiment('exploration'); assert 'moe_theory.experiments.stages' in sys.modules;"
-        "assert 'moe_theory.experiments.rates' not in sys.modules"
+        "experiments.experiment('exploration'); assert 'moe_book.experiments.stages' in sys.modules;"
+        "assert 'moe_book.experiments.rates' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

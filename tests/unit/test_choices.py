@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_theory import claims
-from moe_theory.experiments import which_router as which
-from moe_theory.experiments.router_tasks import N_TEST, TRIALS, Part, sampled
+from moe_book import claims
+from moe_book.experiments import which_router as which
+from moe_book.experiments.router_tasks import N_TEST, TRIALS, Part, sampled
 from moe_theory.measure.pairs import holm
 from moe_theory.measure.selection import effective_experts, shaken, together
 from moe_theory.models import choices

@@ -6,8 +6,8 @@ import yaml
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from moe_theory import claims
-from moe_theory.claims import MIME, Compared, collect, write_ledger
+from moe_book import claims
+from moe_book.claims import MIME, Compared, collect, write_ledger
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ SHARPENED = "'chen-lem-5.1', 'sharpened', {'ratio': Compared(1.9, '<=', 2)}, 'no
 def executed(tmp_path_factory):
     """Two executed notebooks of one card each; one kernel ran the cells of both."""
     calls = {"03_a": SHARPENED, "04_b": "'chen-rem-c.2', 'holds', {'x': Compared(1, '==', 1)}"}
-    setup = nbformat.v4.new_code_cell("from moe_theory import claims\nfrom moe_theory.claims import Compared")
+    setup = nbformat.v4.new_code_cell("from moe_book import claims\nfrom moe_book.claims import Compared")
     cards = [nbformat.v4.new_code_cell(f"claims.check({call})") for call in calls.values()]
     NotebookClient(nbformat.v4.new_notebook(cells=[setup, *cards]), kernel_name="python3").execute()
     folder = tmp_path_factory.mktemp("notebooks")
@@ -136,7 +136,7 @@ def test_a_card_that_contradicts_the_registry_is_refused(executed, tmp_path):
 
 
 def test_running_a_cell_again_is_allowed_but_a_second_cell_is_not():
-    setup = "from moe_theory import claims\nfrom moe_theory.claims import Compared"
+    setup = "from moe_book import claims\nfrom moe_book.claims import Compared"
     sources = setup, f"claims.check({SHARPENED})", f"x = 1; claims.check({SHARPENED})"
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
     client = NotebookClient(nb, kernel_name="python3")
@@ -148,7 +148,7 @@ def test_running_a_cell_again_is_allowed_but_a_second_cell_is_not():
 
 
 def test_registry_keeps_every_id_once_with_known_fields():
-    rows = yaml.safe_load((claims.files("moe_theory") / "claims.yml").read_text())
+    rows = yaml.safe_load((claims.files("moe_book") / "claims.yml").read_text())
     assert len({r["id"] for r in rows}) == len(rows) == len(claims.registry())
     for r in rows:
         assert {"id", "paper", "where", "kind", "chapter", "says"} <= set(r)
@@ -163,7 +163,7 @@ def test_registry_keeps_every_id_once_with_known_fields():
     ],
 )
 def test_a_damaged_registry_is_refused(change, tmp_path, monkeypatch):
-    text = (claims.files("moe_theory") / "claims.yml").read_text().replace(*change, 1)
+    text = (claims.files("moe_book") / "claims.yml").read_text().replace(*change, 1)
     (tmp_path / "claims.yml").write_text(text)
     monkeypatch.setattr(claims, "files", lambda _: tmp_path)
     with pytest.raises(ValueError, match=r"claims.yml"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from moe_theory import experiments
-from moe_theory.experiments import clusters
+from moe_book import experiments
+from moe_book.experiments import clusters
 
 
 def test_a_row_begins_as_live_does_and_every_seed_stands_alone():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_theory import experiments
-from moe_theory.experiments import cosine_language as cl
-from moe_theory.experiments import domains, router_steps
+from moe_book import experiments
+from moe_book.experiments import cosine_language as cl
+from moe_book.experiments import domains, router_steps
 from moe_theory.models.language import TokenRouter, dense_width
 from moe_theory.models.places import PlacesNetwork
 from moe_theory.models.routers import ROUTERS, Cosine, Linear, Perturbed

@@ -7,8 +7,8 @@ from string import Formatter
 import nbformat
 import pytest
 
-from moe_theory import claims
-from moe_theory.decisions import DECISIONS, WHEN, tables
+from moe_book import claims
+from moe_book.decisions import DECISIONS, WHEN, tables
 
 CHAPTER = Path(__file__).parents[2] / "notebooks" / "25_which_router.ipynb"
 

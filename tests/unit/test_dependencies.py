@@ -1,15 +1,12 @@
 """Which claim rests on which: the graph, its layers, its drawing."""
 
 import re
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
-import dependencies
-import pages
+from moe_book import graph as dependencies
+from moe_book import pages
 
 #: d rests on all others, a on none; e stands below a only.
 GRAPH = {"d": ["a", "b", "c"], "a": [], "b": ["a"], "c": ["b"], "e": ["a"]}

@@ -308,7 +308,7 @@ def test_every_fault_is_found_and_no_other(tiny, family):
 
 
 def test_every_finding_has_a_fault_and_a_claim(tiny):
-    from moe_theory import claims
+    from moe_book import claims
 
     assert set().union(*(fault.found for fault in tiny.FAULTS.values())) == set(FINDINGS)
     assert {kind.claim for kind in FINDINGS.values()} <= claims.registry().keys()

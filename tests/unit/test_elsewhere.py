@@ -13,14 +13,15 @@ import pytest
 import torch
 from elsewhere import DEVICE, Elsewhere, MixedDevices, There
 
-from moe_theory import figures, training
+from moe_book import figures
+from moe_book.sabotage.slicing import needed
+from moe_theory import training
 from moe_theory.diagnose import compare_routers, diagnose, diagnose_router
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.measure.voronoi import voronoi_loss
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function
 from moe_theory.models.routers import ROUTERS, CosineRouter, LinearRouter, PerturbedCosineRouter
 from moe_theory.models.rules import softmax_topk, topk_softmax
-from moe_theory.mutants.slicing import needed
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory import concentration, gates, single_expert, smoothing, threshold
 from moe_theory.theory import plackett_luce as pl

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from moe_theory.evidence import Close, Compared, Inside, Ordered, stands
+from moe_book.evidence import Close, Compared, Inside, Ordered, stands
 
 NAN = float("nan")
 

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_theory import experiments, manifest
-from moe_theory.experiments import backends, registry, sparse, store
-from moe_theory.experiments.__main__ import main
-from moe_theory.experiments.registry import EXPERIMENTS, Experiment, experiment, rounded
-from moe_theory.measure import speed
+from moe_book import experiments, manifest, speed
+from moe_book.experiments import backends, registry, sparse, store
+from moe_book.experiments.__main__ import main
+from moe_book.experiments.registry import EXPERIMENTS, Experiment, experiment, rounded
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.streams import EARLIER
@@ -378,7 +377,7 @@ def test_stored_draws_are_those_of_the_estimator():
 
 def test_the_list_imports_no_experiment(capsys, monkeypatch):
     monkeypatch.setattr(registry, "import_module", None)
-    monkeypatch.setattr("moe_theory.experiments.__main__.EXPERIMENTS", registry._Experiments(registry.ENTRIES))
+    monkeypatch.setattr("moe_book.experiments.__main__.EXPERIMENTS", registry._Experiments(registry.ENTRIES))
     assert main(["list"]) == 0
     assert f"contact: {registry.ENTRIES['contact']['about']}\n" in capsys.readouterr().out
 

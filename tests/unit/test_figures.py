@@ -12,7 +12,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from moe_theory import figures
+from moe_book import figures
 
 #: Linear RGB as it is seen without one kind of cones (Machado, Oliveira and Fernandes 2009, severity 1).
 SEEN = {

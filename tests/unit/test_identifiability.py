@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_theory.experiments.rates import truth
+from moe_book.experiments.rates import truth
 from moe_theory.measure.voronoi import voronoi_loss
 from moe_theory.models.mixture import (
     EXPERTS,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments.router_tasks import TRIALS, at_hand
+from moe_book.experiments.router_tasks import TRIALS, at_hand
 from moe_theory.tasks import images
 from moe_theory.tasks.images import load_images, read_cifar, read_idx
 

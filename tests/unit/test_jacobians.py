@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacrev
 
-from moe_theory import experiments
-from moe_theory.experiments import exponents as ex
+from moe_book import experiments
+from moe_book.experiments import exponents as ex
 from moe_theory.models.rules import topk_softmax
 from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_theory.experiments import language
+from moe_book.experiments import language
 from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import Dense, LanguageModel, Mixture, TokenRouter, dense_width
 from moe_theory.models.rules import topk_softmax

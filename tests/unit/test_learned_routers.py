@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from moe_theory import experiments
-from moe_theory.experiments import routers
+from moe_book import experiments
+from moe_book.experiments import routers
 from moe_theory.models.soft import SoftMoE
 
 

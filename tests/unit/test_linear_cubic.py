@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from moe_theory.experiments.linear_cubic import figure_1, held_out, picture_row, routed
+from moe_book.experiments.linear_cubic import figure_1, held_out, picture_row, routed
 from moe_theory.measure import dispatch_entropy
 from moe_theory.measure.patch_layer import look, sign_pair, with_weights, wrong
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
+from moe_book.speed import exponent
 from moe_theory.measure import dispatch_counts, dispatch_entropy
 from moe_theory.measure.scaling import Exponent, by_size, exponent_difference, fit_exponent, log_slope, paired_exponent
-from moe_theory.measure.speed import exponent
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.concentration import largest_of_noise, mean_and_spread, signal_sums
 

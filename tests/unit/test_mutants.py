@@ -8,14 +8,14 @@ import nbformat
 import pytest
 import yaml
 
-from moe_theory import claims
-from moe_theory.mutants import registry
-from moe_theory.mutants.__main__ import main
-from moe_theory.mutants.registry import PACKAGE, lacking, mutants, outcomes, outcomes_by_claim
-from moe_theory.mutants.slicing import needed
+from moe_book import claims
+from moe_book.sabotage import registry
+from moe_book.sabotage.__main__ import main
+from moe_book.sabotage.registry import PACKAGE, lacking, mutants, outcomes, outcomes_by_claim
+from moe_book.sabotage.slicing import needed
 
 CELLS = [
-    "seed = 0\nfrom moe_theory import claims, experiments\nfrom moe_theory.claims import Close, Compared",
+    "seed = 0\nfrom moe_book import claims, experiments\nfrom moe_book.claims import Close, Compared",
     "from moe_theory.theory.smoothing import kappa\nlarge = kappa('gaussian')\nassert kappa('gaussian', 2.0) < large",
     "raise SystemExit('cells that the card does not need are not run')",
     "rows = experiments.load('contact')\nhalf = 0.5",

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +14,7 @@ from bs4 import BeautifulSoup
 from PIL import Image
 from pybtex.database import parse_file, parse_string
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
-import build
-import pages
-
-from moe_theory import claims
+from moe_book import build, claims, pages
 
 REGISTRY = claims.registry()
 BOXES = pages.boxes(build.chapters())

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import moe_theory as mt
-from moe_theory import claims
+from moe_book import claims
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "moe_theory"
@@ -259,7 +259,7 @@ def test_imports_point_one_way(layer):
 def test_every_form_of_import_is_seen():
     for text, layers in (
         ("from moe_theory import claims, figures as f", {"claims", "figures"}),
-        ("import moe_theory.experiments.store as s", {"experiments"}),
+        ("import moe_book.experiments.store as s", {"experiments"}),
         ("from moe_theory.training.fit import fit", {"training"}),
         ("def f():\n    from moe_theory import nullity, __version__", {"theory", "__init__"}),
         ("import moe_theory as mt", {"__init__"}),

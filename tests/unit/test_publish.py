@@ -1,13 +1,9 @@
 """MyST Markdown as plain Markdown: what is rewritten, and what is not."""
 
-import sys
-from pathlib import Path
-
 import nbformat
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "book"))
-import publish
+from moe_book import publish
 
 REFS = publish.References(
     "../",

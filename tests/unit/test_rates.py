@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_theory import experiments
-from moe_theory.experiments import overfit, rates
+from moe_book import experiments
+from moe_book.experiments import overfit, rates
 from moe_theory.measure.scaling import log_slope
 from moe_theory.measure.voronoi import aligned, error_parts
 from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, regression_function

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments.router_stage import _off, gap, off_start, watched
+from moe_book.experiments.router_stage import _off, gap, off_start, watched
 from moe_theory.measure.inner import feature_ratios
 from moe_theory.measure.patch_layer import off_the_set, sampling_errors
 from moe_theory.models.moe import PatchMoE

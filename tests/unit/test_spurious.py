@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from moe_theory.experiments import load, recompute
-from moe_theory.experiments import spurious as experiment
+from moe_book.experiments import load, recompute
+from moe_book.experiments import spurious as experiment
 from moe_theory.theory.spurious import (
     Decay,
     Weights,

@@ -14,14 +14,14 @@ from dataclasses import replace
 import distributed
 import pytest
 
-from moe_theory import _provenance, experiments, manifest
-from moe_theory.experiments import backends, store
-from moe_theory.experiments.__main__ import main
-from moe_theory.experiments.registry import EXPERIMENTS, Experiment
+from moe_book import experiments, manifest
+from moe_book.experiments import backends, store
+from moe_book.experiments.__main__ import main
+from moe_book.experiments.registry import EXPERIMENTS, Experiment
 
 TINY = """
 import os, pathlib, sys, time
-from moe_theory.experiments import EXPERIMENTS, Experiment, run
+from moe_book.experiments import EXPERIMENTS, Experiment, run
 
 def row(key):
     with open(pathlib.Path(key["folder"]) / "calls", "a") as calls:

@@ -1,0 +1,168 @@
+"""The router stage of Theorem 4.2 (Chen et al. 2022), watched: Figures 5 and 6, and the gap of Lemma E.17.
+
+Rows hold curves over training, so a shorter run of the same key gives the start of a row: `live`.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from moe_book.experiments.registry import rounded
+from moe_book.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
+from moe_book.experiments.store import recompute
+from moe_theory.measure.inner import feature_ratios, inner_products, professions
+from moe_theory.measure.patch_layer import off_the_set
+from moe_theory.models.moe import PatchMoE
+from moe_theory.tasks.patches import SETTINGS, PatchTask
+from moe_theory.training import train_patch_moe
+
+__all__ = [
+    "gap",
+    "gap_live",
+    "gap_row",
+    "gaps",
+    "gaps_at_T_2",
+    "off_start",
+    "smoke",
+    "watched",
+    "watched_live",
+    "watched_row",
+]
+
+EVERY = 80  # steps between two records of a watched run
+DIMENSION = 50
+
+
+def watched() -> list[dict]:
+    """Setting 1, Algorithm 1 as written with the rates of Appendix A.2, cubic and linear experts."""
+    return [
+        dict(setting="setting 1", activation=activation, n=16_000, experts=8, steps=1200, seed=seed)
+        for seed in SEEDS
+        for activation in ("cubic", "linear")
+    ]
+
+
+def gaps() -> list[dict]:
+    """eta_r = M^2 eta in setting 3: M = 4, 8, 16 for four clusters, and M = 4 for two up to `T_2 = 1 / (eta M^2)`."""
+    usual = [dict(K=4, experts=M, sigma_0=0.01, eta=1e-3, steps=1000, every=20, until=300) for M in (4, 8, 16)]
+    up_to_T_2 = dict(K=2, experts=4, sigma_0=1e-3, eta=4e-5, steps=1562, every=71, until=1562)
+    return [dict(**key, n=4_000, seed=seed) for seed in SEEDS for key in (*usual, up_to_T_2)]
+
+
+def gaps_at_T_2() -> list[dict]:
+    """The same up to `T_2` for four clusters and eight experts, where the gap is below a hundred millionth."""
+    key = dict(K=4, experts=8, sigma_0=3e-4, eta=5e-6, steps=3125, every=125, until=3125)
+    return [dict(**key, n=4_000, seed=seed) for seed in range(2, 7)]
+
+
+def watched_row(key: dict) -> dict:
+    """Curves every 80 steps: inner products, their ratios, and `off_the_set`; at the last step also the load.
+
+    `load` is each expert's share of the test examples.
+    """
+    task, seed = PatchTask(seed=key["seed"], **SETTINGS[key["setting"]]), key["seed"]
+    train, test = task.sample(key["n"], 2 * seed + 1), task.sample(key["n"], 2 * seed + 2)
+
+    def measure(parameters):
+        products = {name: value.clone() for name, value in inner_products(parameters, train).items()}
+        return products | feature_ratios(products) | off_the_set(parameters, task, test, key["activation"])
+
+    (run,) = train_patch_moe(
+        train,
+        test,
+        experts=key["experts"],
+        filters=FILTERS,
+        activation=key["activation"],
+        steps=key["steps"],
+        seeds=(seed,),
+        record_every=min(EVERY, key["steps"]),
+        measure=measure,
+    )
+    load = run.history[-1]["dispatch"].sum(0).double() / len(test)
+    names = measure(run.parameters)
+    curves = {name: rounded(torch.stack([h[name] for h in run.history]), 5) for name in names}
+    return {"load": rounded(load, 5), "steps_at": [h["step"] for h in run.history]} | curves
+
+
+def watched_live(key: dict) -> dict:
+    """The first 80 steps of a row: the first entries of its curves."""
+    again = watched_row({**key, "steps": EVERY})
+    del again["load"]  # which is of the last step
+    return again
+
+
+def gap(weights: Float[Tensor, "M K"], k: Tensor) -> float:
+    """Of (M,) professions k: mean over clusters of the mean weight of M_k on c_k less that of all others.
+
+    nan where all experts have one profession.
+    """
+    of_cluster = [(k == q, weights[:, q]) for q in k.unique()]
+    return sum(float(w[own].mean() - w[~own].mean()) for own, w in of_cluster) / len(of_cluster)
+
+
+def gap_row(key: dict) -> dict:
+    """What Lemma E.17 is about, as curves, and what its rate is integrated from.
+
+    `s` is the mean of the leading inner products, `gap` the gap of the router's weights on centers, `test` the
+    accuracy in percent. `weights` and `path` hold, (M, K) each, `<theta_m, c_k>` and the integral over steps of
+    `sum_j <w_mj, v_k>^3`, at the fifth record and at step `until`.
+    """
+    seed, M = key["seed"], key["experts"]
+    task = PatchTask(K=key["K"], seed=seed, **SETTINGS["setting 3"])
+    train, test = task.sample(key["n"], 2 * seed + 1), task.sample(N_TEST, 2 * seed + 2)
+    k, j = professions(PatchMoE(DIMENSION, M, FILTERS, sigma_0=key["sigma_0"], seed=seed).W.data, train.v)
+
+    def measure(parameters):
+        x, weights = parameters["W"] @ train.v.T, parameters["theta"].T @ train.c.T
+        leading = x[torch.arange(M), j, k]
+        return {"s": leading.mean(), "weights": weights, "gap": gap(weights, k), "cubes": (x**3).sum(1).double()}
+
+    (run,) = train_patch_moe(
+        train,
+        test,
+        experts=M,
+        filters=FILTERS,
+        steps=key["steps"],
+        eta=key["eta"],
+        eta_r=M**2 * key["eta"],
+        sigma_0=key["sigma_0"],
+        seeds=(seed,),
+        record_every=key["every"],
+        measure=measure,
+    )
+    return {"profession": k.tolist()} | _gap_curves(run.history, (5 * key["every"], key["until"]))
+
+
+def _gap_curves(history: list[dict], marks: tuple[int, int]) -> dict:
+    steps = torch.tensor([h["step"] for h in history], dtype=torch.float64)
+    cubes = torch.stack([h["cubes"] for h in history])
+    at = [int((steps <= mark).sum()) for mark in marks if mark in steps]
+    curves = {name: torch.tensor([float(h[name]) for h in history]) for name in ("s", "gap", "loss")}
+    return {
+        "steps_at": [h["step"] for h in history],
+        **rounded(curves, 6),
+        "test": [round(100 * h["test_accuracy"], 3) for h in history],
+        "weights": [rounded(history[i - 1]["weights"], 6) for i in at],
+        "path": [rounded(torch.trapezoid(cubes[:i], steps[:i], dim=0), 6) for i in at],
+    }
+
+
+def gap_live(key: dict) -> dict:
+    """The first five records of a row: the first entries of its curves."""
+    return gap_row({**key, "steps": 5 * key["every"]})
+
+
+def off_start(name: str, **which) -> float:
+    """Largest difference of a row's recomputed start from the stored curves, over the largest entry of its column.
+
+    nan in the same place of both is no difference; elsewhere it makes the result nan, which is below no limit.
+    """
+    stored, again = recompute(name, **which).to_dict("index").values()
+    return float(np.max([_off(np.array(stored[column][: len(now)]), np.array(now)) for column, now in again.items()]))
+
+
+def _off(then: np.ndarray, now: np.ndarray) -> float:
+    missing = np.isnan(then) & np.isnan(now)
+    largest = abs(now[~missing]).max(initial=0.0)
+    return np.where(missing, 0.0, abs(then - now)).max() / (largest or 1.0)

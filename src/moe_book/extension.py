@@ -1,0 +1,166 @@
+"""What the book adds to Sphinx: chapters numbered by their files, names in cells that lead to their source, a
+description for each page, labels of references.
+"""
+
+import ast
+import html
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import nbformat
+from docutils import nodes
+from pybtex.plugin import register_plugin
+from pybtex.style.formatting.plain import Style
+from pybtex.style.labels import BaseLabelStyle
+from sphinx_external_toc.collectors import TocTreeCollectorWithStyles as Collector
+
+import moe_book
+import moe_theory
+
+CHAPTER = re.compile(r"notebooks/(\d\d)_")
+PACKAGES = [Path(package.__file__).parent for package in (moe_theory, moe_book)]
+DESCRIBED = 155  # characters that a search engine shows of a page's description
+
+
+def number_by_file(assign):
+    """Section numbers whose first part is the number in the file's name, so that they do not shift with the others."""
+
+    def assigned(self, env):
+        changed = assign(self, env)
+        for name, sections in env.toc_secnumbers.items():
+            if not (chapter := CHAPTER.match(name)):
+                continue
+            for anchor, number in sections.items():
+                sections[anchor] = (int(chapter[1]), *number[1:])
+            env.titles[name]["secnumber"] = list(sections[""])
+            for reference in env.tocs[name].findall(nodes.reference):
+                reference["secnumber"] = sections[reference["anchorname"]]
+        return changed
+
+    return assigned
+
+
+def describe(app, pagename, templatename, context, doctree):
+    """A description of the page, its first paragraph; the front page does not say the book's title twice."""
+    if pagename == app.config.root_doc:
+        context["title"] = "What it found"
+    if doctree is None:
+        return
+    first = next((p.astext() for p in doctree.findall(nodes.paragraph) if len(p.astext()) > 40), "")
+    text = re.sub(r"\s+", " ", first.replace("\\(", "").replace("\\)", ""))
+    if len(text) > DESCRIBED:
+        text = text[:DESCRIBED].rpartition(" ")[0] + " …"
+    if text:
+        quoted = text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+        context["metatags"] += f'\n    <meta name="description" content="{quoted}" />'
+
+
+def without_repeated_ids(app, pagename, templatename, context, doctree):
+    """Proofs, and the insides of boxes, all have one id from sphinx-proof and sphinx-exercise; nothing refers to it."""
+    if doctree is not None:
+        context["body"] = re.sub(r' id="(proof|(proof|exercise|solution)-content)"', "", context["body"])
+
+
+NAME = re.compile(r'<span class="n">(\w+)</span>((?:<span class="o">\.</span><span class="n">\w+</span>)*)')
+
+
+def imported(notebook: Path) -> dict[str, object]:
+    """What the names are that a chapter's cells import from the package."""
+    found = {}
+    for cell in nbformat.read(notebook, 4).cells:
+        if cell.cell_type != "code":
+            continue
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("moe_theory", "moe_book"):
+                for alias in node.names:
+                    scope = importlib.import_module(node.module)
+                    inner = f"{node.module}.{alias.name}"
+                    known = hasattr(scope, alias.name)
+                    found[alias.asname or alias.name] = (
+                        getattr(scope, alias.name) if known else importlib.import_module(inner)
+                    )
+    return found
+
+
+def lead_to_source(app, pagename, templatename, context, doctree):
+    """Names of the package in a chapter's cells become links to their source."""
+    if doctree is None or not pagename.startswith("notebooks/"):
+        return
+    names = imported(Path(app.srcdir) / f"{pagename}.ipynb")
+
+    def linked(match: re.Match) -> str:
+        what, attributes = names.get(match[1]), re.findall(r'"n">(\w+)', match[2])
+        while inspect.ismodule(what) and attributes:
+            what = getattr(what, attributes.pop(0), None)
+        module = getattr(what, "__module__", None) or ""
+        if attributes or not module.startswith(("moe_theory.", "moe_book.")) or not hasattr(what, "__qualname__"):
+            return match[0]
+        address = f"../_modules/{module.replace('.', '/')}.html#{what.__qualname__}"
+        return f'<a class="source-link" href="{address}">{match[0]}</a>'
+
+    context["body"] = NAME.sub(linked, context["body"])
+
+
+def _defined(tree: ast.Module):
+    """Line and name of each function and class of a module, and of their methods."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            yield first, node.name
+            methods = node.body if isinstance(node, ast.ClassDef) else []
+            yield from ((m.lineno, f"{node.name}.{m.name}") for m in methods if isinstance(m, ast.FunctionDef))
+
+
+def source_pages(app):
+    """A page for each module of the package: its source, in which every function has an address."""
+    modules = []
+    for path in sorted(path for package in PACKAGES for path in package.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        name = ".".join(path.relative_to(PACKAGES[0].parent).with_suffix("").parts).removesuffix(".__init__")
+        tree = ast.parse(source)
+        before, _, code = app.builder.highlighter.highlight_block(source, "python").partition("<pre>")
+        lines = code.split("\n")
+        for number, anchor in _defined(tree):
+            lines[number - 1] = f'<span id="{anchor}"></span>' + lines[number - 1]
+        page = f"_modules/{name.replace('.', '/')}"
+        modules.append(f'<li><a href="{page.removeprefix("_modules/")}.html">{name}</a>: {_first(tree)}</li>')
+        body = f"<h1>{name}</h1>{before}<pre>" + "\n".join(lines)
+        yield page, {"title": name, "body": body, "parents": []}, "page.html"
+    listing = f"<h1>The source of all modules</h1><ul>{''.join(modules)}</ul>"
+    yield "_modules/index", {"title": "The source of all modules", "body": listing, "parents": []}, "page.html"
+
+
+def _first(tree: ast.Module) -> str:
+    return html.escape((ast.get_docstring(tree) or "").partition("\n")[0])
+
+
+def cited(entry) -> str:
+    """Who wrote it, and when, as the text cites it."""
+    names = [" ".join((*p.prelast_names, *p.last_names)).strip("{}") for p in entry.persons["author"]]
+    who = f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+    return f"{who}, {entry.fields['year']}"
+
+
+class AuthorYear(BaseLabelStyle):
+    """Labels of references as the text cites them."""
+
+    def format_labels(self, sorted_entries):
+        yield from map(cited, sorted_entries)
+
+
+class Labelled(Style):
+    """The plain style with those labels."""
+
+    default_label_style = AuthorYear
+
+
+def setup(app):
+    register_plugin("pybtex.style.formatting", "authoryear", Labelled)
+    Collector.assign_section_numbers = number_by_file(Collector.assign_section_numbers)
+    app.connect("html-page-context", describe)
+    app.connect("html-page-context", without_repeated_ids)
+    app.connect("html-page-context", lead_to_source)
+    app.connect("html-collect-pages", source_pages)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,608 @@
+"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, cards.
+
+Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their cards.
+"""
+
+import base64
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import nbformat
+from bs4 import BeautifulSoup
+from PIL import Image
+from pybtex.database import parse_file
+
+from moe_book import graph as claim_graph
+from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, Card, registry
+from moe_book.typeset import typeset
+
+#: What the front page says first: a claim, and what the book found about it.
+FINDINGS = {
+    "book-ceiling-tight": "Where label signals and distractors are alike in strength, no single expert that adds up "
+    "its patches, of whatever size, is right more often than $87.5\\,\\%$; the book builds one that reaches it.",
+    "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, $\\kappa$ being the largest value of "
+    "the noise's density, for any number $M$ of experts; the paper has $\\kappa M^2$, for sixteen experts 128 times as "
+    "much.",
+    "chen-tab-11": "In setting 1 of the patch task thirty-two experts need neither normalized gradients nor a "
+    "load-balancing loss: with the layer as written plain descent trains them in all ten runs, at a rate of 100, where "
+    "normalized steps have 0.001. In the released form it fails at the rates tried, and with eight experts at a low "
+    "one, as the paper says.",
+    "smooth-prop-1": "Keep one expert first and take the softmax after that, and the task's gradient in the "
+    "router is zero in every example: of the task such a router learns nothing by backpropagation, although the risk "
+    "is not flat.",
+    "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds a loss that "
+    "contains this error below by $n^{-1/2}$; the error itself does not fall at all.",
+}
+PICTURE = "04_exploration", 1  # chapter and figure that the front page shows
+
+#: Verdicts by how much they change what a paper says, most first: the order of the errata.
+WEIGHED = {
+    "fails": "What does not hold",
+    "differs": "What we could not reproduce",
+    "corrected": "What holds after a repair",
+    "sharpened": "What holds in a sharper form",
+}
+KINDS = {  # of a claim, by what its `where` names
+    "theorem": re.compile(r"Theorem|Proposition|Lemma|Corollary"),
+    "table or figure": re.compile(r"Table|Figure"),
+}
+PARTS = {  # of the book, by the numbers of their chapters
+    "Why experts diverge": range(1, 9),
+    "What routers learn": range(9, 14),
+    "Sparsity and stability": range(14, 20),
+    "Cosine routers": range(20, 25),
+    "In practice": range(25, 27),
+}
+
+
+def kind(row: dict) -> str:
+    """Theorem, table or figure, or definition, formula or remark, by where the claim stands in its paper."""
+    return next((name for name, words in KINDS.items() if words.search(row["where"])), "definition, formula or remark")
+
+
+def part(row: dict) -> str:
+    """The part of the book whose chapter settles the claim."""
+    (name,) = (name for name, chapters in PARTS.items() if int(row["chapter"]) in chapters)
+    return name
+
+
+# --- where a claim stands: in its paper, and in the book ----------------------------------------
+
+PLACE = re.compile(r"(?P<word>[A-Z]\w+\.?) (?P<outer>(?:\w+\.)?)(?P<first>\d+) to (?P=outer)(?P<last>\d+)")
+BOX = re.compile(
+    r"^:{3,}\{prf:(?P<kind>\w+)\}.*\n(?::label: (?P<label>\S+)|\*\{prf:ref\}`(?P<proved>[^`]+)`\.\*)?", re.MULTILINE
+)
+
+
+def members(where: str) -> list[str]:
+    """What the ranges in a claim's `where` stand for: "Lemma E.10 to E.11" is "Lemma E.10" and "Lemma E.11"."""
+    return [
+        f"{r['word']} {r['outer']}{number}"
+        for r in PLACE.finditer(where)
+        for number in range(int(r["first"]), int(r["last"]) + 1)
+    ]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A theorem, definition or the like of the book.
+
+    Attributes:
+        name: what it is called, such as Theorem 22.2.
+        page: stem of its chapter.
+        proved: whether its proof follows it in a box.
+    """
+
+    name: str
+    page: str
+    proved: bool = False
+
+
+def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
+    """The boxes of numbered chapters by their labels, with the numbers that sphinx-proof gives them: by kind.
+
+    Raises:
+        ValueError: for a proof with no box before it in its chapter: a proof is that of the last box, or of the one
+            that it begins with in italics.
+    """
+    found = {}
+    for path in chapters:
+        if not path.stem[:2].isdigit():
+            continue
+        cells = (cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+        number, label = Counter(), None
+        for box in BOX.finditer("\n".join(cells)):
+            if box["kind"] == "proof":
+                if not number:
+                    raise ValueError(f"{path.name}: expected a box with what is proved, got a proof before any box")
+                proved = box["proved"] or label
+                found[proved] = replace(found[proved], proved=True)
+                continue
+            number[box["kind"]] += 1
+            label = box["label"]
+            found[label] = Box(f"{box['kind'].capitalize()} {int(path.stem[:2])}.{number[box['kind']]}", path.stem)
+    return found
+
+
+def derived(claim: str, known: Mapping[str, Box], here: str = "") -> list[str]:
+    """Links to the boxes that state and prove what the book says of a claim, from the page `here` or one under book/.
+
+    Raises:
+        ValueError: if the claim's chapter has no box of a label that the registry names.
+    """
+    row, stated, proved = registry()[claim], [], []
+    for label in row.get("box", []):
+        box = known.get(label)
+        if not box or int(box.page[:2]) != int(row["chapter"]):
+            raise ValueError(f"claims.yml: {claim}: chapter {row['chapter']} has no box {label!r}")
+        page = "" if box.page == here else f"../notebooks/{box.page}.html"
+        (proved if box.proved else stated).append(f'<a class="claim-box" href="{page}#{label}">{box.name}</a>')
+    how = "Proved in part in" if row.get("verdict") == "trend" else "Proved in"
+    return [f"{word}: {', '.join(links)}" for word, links in (("Stated in", stated), (how, proved)) if links]
+
+
+BIBLIOGRAPHY = Path(__file__).parents[2] / "book" / "references.bib"
+
+
+@cache
+def addresses() -> dict[str, str]:
+    """The public pages of the papers that have one."""
+    entries = parse_file(BIBLIOGRAPHY).entries
+    return {key: entries[key].fields["url"] for key in PAPERS if key in entries and "url" in entries[key].fields}
+
+
+def _paper(key: str) -> str:
+    """A paper's name, linked to its public page."""
+    name = escape(PAPERS[key], quote=False)
+    return f'<a href="{addresses()[key]}">{name}</a>' if key in addresses() else name
+
+
+def _chapter(row: dict) -> str:
+    """Link from a page under book/ to the card in the chapter that settled the claim."""
+    name = f"chapter {int(row['chapter'])}"
+    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{name}</a>' if "notebook" in row else name
+
+
+def _verdict(verdict: str, link: str = "") -> str:
+    """A verdict in its colour and in words, linked to the claims in the ledger that have it if `link` is its path."""
+    inner = f'<a href="{link}?verdict={verdict}">{verdict}</a>' if link else verdict
+    return f'<span class="verdict claim-{verdict}">{inner}</span>'
+
+
+# --- the front page -----------------------------------------------------------------------------
+
+
+def counts(ledger: dict) -> str:
+    """How many claims stand in each verdict, each leading to them in the ledger."""
+    meaning = {**VERDICTS, "open": "not settled yet"}
+    rows = [
+        f"<tr><td>{_verdict(v, 'ledger.html')}</td><td>{ledger['counts'][v]}</td><td>{meaning[v]}</td></tr>"
+        for v in (*VERDICTS, "open")
+        if ledger["counts"][v]
+    ]
+    head = "<thead><tr><th>verdict</th><th>claims</th><th>meaning</th></tr></thead>"
+    return f'<table class="counts">{head}<tbody>{"".join(rows)}</tbody></table>\n{criteria()}\n'
+
+
+def criteria() -> str:
+    """How many tables, figures and experiments were judged by a criterion that is older than their numbers."""
+    when = Counter(row["criterion_set"] for row in registry().values() if "criterion_set" in row)
+    before, after = (when[name] for name in CRITERION_SET)
+    return (
+        f"<p>{before + after} tables, figures and experiments are judged by a criterion. That of {before} was set "
+        f"before their numbers were known; that of {after} was set or changed when they were: such a card guards a "
+        "finding, and tests no prediction. Each row of the registry says which.</p>"
+    )
+
+
+def findings(ledger: dict) -> str:
+    """The front page's findings, each with its verdict and the way to its derivation."""
+    rows = {row["id"]: row for row in ledger["claims"]}
+    items = []
+    for claim, text in FINDINGS.items():
+        row = rows[claim]
+        if row["verdict"] == "open":
+            raise ValueError(f"FINDINGS: {claim} is open")
+        whose = "our claim" if row["paper"] == "book" else "the paper's claim"
+        items.append(f"<li>{typeset(text)} <small>{whose} {_verdict(row['verdict'])} {_chapter(row)}</small></li>")
+    return f'<ol class="findings mathjax_process">{"".join(items)}</ol>\n'
+
+
+# --- ledger and errata --------------------------------------------------------------------------
+
+
+def _mutant(m: dict) -> str:
+    """One line of the list that a claim's number of refused mutants opens to."""
+    outcome = f"open: {m['survives']}" if m["outcome"] == "survived" and m["survives"] else m["outcome"]
+    by = f", {m['by']}" if m["by"] else ""
+    return f"<li><b>{typeset(outcome)}</b>{by}: {typeset(m['what'])} ({m['kind']})</li>"
+
+
+def _mutants(row: dict) -> str:
+    """How many of a claim's mutants were refused; opens to say which, and by what."""
+    if not row.get("mutants"):
+        return "" if row["verdict"] == "open" else "none"
+    refused = sum(m["outcome"].startswith("refused") for m in row["mutants"])
+    state = "" if refused == len(row["mutants"]) else ' class="mutants-open"'
+    lines = "".join(map(_mutant, row["mutants"]))
+    return f"<details{state}><summary>{refused} of {len(row['mutants'])}</summary><ul>{lines}</ul></details>"
+
+
+def _row(row: dict, known: Mapping[str, Box]) -> str:
+    """A claim's line in the ledger; what it can be filtered by is written on it."""
+    facts = {"paper": row["paper"], "part": part(row), "verdict": row["verdict"], "kind": kind(row)}
+    facts |= {"places": ", ".join(members(row["where"]))} if members(row["where"]) else {}
+    marks = "".join(f' data-{name}="{value}"' for name, value in facts.items())
+    erratum = f' <a href="errata.html#erratum-{row["id"]}">erratum</a>' if row["verdict"] in NEWS else ""
+    cells = (
+        f"<code>{row['id']}</code> {typeset(row['says'])}",
+        f"{_paper(row['paper'])}, {typeset(row['where'])}",
+        _verdict(row["verdict"]) + erratum,
+        "<br>".join([_chapter(row), *derived(row["id"], known), *_rests(row["id"])]),
+        _mutants(row),
+    )
+    return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _rests(claim: str) -> list[str]:
+    """On how many claims one rests, and how many rest on it, as a link to the map that names them."""
+    graph = resting()
+    on, by = len(graph[claim]), len(claim_graph.turned(graph)[claim])
+    words = [f"rests on {on}"] * bool(on) + [f"used by {by}"] * bool(by)
+    return [f'<a class="claim-rest" href="map.html#map-{claim}">{", ".join(words).capitalize()}</a>'] * bool(words)
+
+
+def _choices(ledger: dict) -> str:
+    """The form that filters the ledger; book.js shows it and does the work."""
+    rows = ledger["claims"]
+    values = {
+        "paper": {key: name for key, name in PAPERS.items() if any(r["paper"] == key for r in rows)},
+        "part": {name: name for name in PARTS if any(part(r) == name for r in rows)},
+        "verdict": {v: v for v in (*VERDICTS, "open") if ledger["counts"][v]},
+        "kind": {name: name for name in (*KINDS, "definition, formula or remark")},
+    }
+    selects = "".join(
+        f'<label>{name} <select name="{name}"><option value="">all</option>'
+        + "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in options.items())
+        + "</select></label>"
+        for name, options in values.items()
+    )
+    text = '<label>text <input type="search" name="text"></label>'
+    return f'<form class="ledger-filter" hidden>{selects}{text}<output aria-live="polite"></output></form>'
+
+
+def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
+    """Every claim of the four papers with its verdict, open ones included."""
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "mutants refused"))
+    return "\n".join(
+        [
+            "# The ledger\n",
+            "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows from "
+            "the executed chapters; a claim without a card in one of them is open. A mutant is a small change of what "
+            "a claim's card guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
+            "of them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the "
+            'check. <a href="map.html">A map shows which claim rests on which.</a> '
+            '<a href="../ledger.json">The same as JSON.</a>\n',
+            _choices(ledger),
+            f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
+            *(_row(row, known) for row in ledger["claims"]),
+            "</tbody></table>\n",
+        ]
+    )
+
+
+def _evidence(rows: list) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("", "measured", "predicted", "refuted if"))
+    body = "".join("<tr>" + "".join(f"<td>{typeset(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _erratum(row: dict, known: Mapping[str, Box]) -> str:
+    places = f'{_chapter(row)}, <a href="ledger.html#{row["id"]}">ledger</a>'
+    lines = derived(row["id"], known)
+    boxed = f"<p>{' · '.join(lines)}</p>" if lines else ""
+    return (
+        f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
+        f'<span title="{row["id"]}">{_paper(row["paper"])}, {typeset(row["where"])}</span> ({places})</p>'
+        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{boxed}"
+        f"{_evidence(row['evidence'])}</div>\n"
+    )
+
+
+def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
+    """The claims whose verdict says something their paper does not, first what changes a conclusion."""
+    # Sphinx loads MathJax where it sees a formula; those in HTML it does not see, so each page's first words hold one
+    out = [
+        "# Errata and sharper forms\n",
+        "Claims whose verdict says something their paper does not, what changes a conclusion first, each with the note "
+        "of the chapter that derives it. The page is generated from the ledger. A finding here is a remark between "
+        "colleagues: where one of our readings is wrong, its check should be shown to fail. Of a residual of rounding "
+        "only its limit is shown, such as $10^{-12}$.\n",
+    ]
+    rows = [row for row in ledger["claims"] if row["verdict"] in WEIGHED]
+    for verdict, heading in WEIGHED.items():
+        theirs = [row for row in rows if row["verdict"] == verdict and row["paper"] != "book"]
+        out += [f"## {heading}\n"] * bool(theirs) + [_erratum(row, known) for row in theirs]
+    ours = [row for row in rows if row["paper"] == "book"]
+    out += ["## Our own predictions that came out otherwise\n"] * bool(ours) + [_erratum(row, known) for row in ours]
+    return "\n".join(out) + "\n"
+
+
+# --- the map ------------------------------------------------------------------------------------
+
+FIRM = ("holds", "sharpened", "reproduced")  # verdicts that leave what rests on a claim as it is
+MOST = 6  # claims that the map names as the most used
+
+
+def resting() -> dict[str, list[str]]:
+    """Each claim of the registry with those that it rests on."""
+    return {claim: row.get("rests_on", []) for claim, row in registry().items()}
+
+
+SHORT = {"smooth2025": "Smoothness"}  # papers whose name in `PAPERS` is long
+
+
+def _place(claim: str) -> str:
+    """Where a claim stands, in few words: paper and place, of the book's own claims what they are about."""
+    row = registry()[claim]
+    paper = SHORT.get(row["paper"], re.sub(r" \(\d+\)$", "", PAPERS[row["paper"]]))
+    return escape(row["where"] if row["paper"] == "book" else f"{paper}, {row['where']}", quote=False)
+
+
+def _named(claims: Iterable[str]) -> str:
+    """Links from the map to its entries for claims, by their places; the ids show where one points."""
+    return "; ".join(
+        f'<a class="claim-rest" href="#map-{claim}" title="{claim}">{_place(claim)}</a>' for claim in claims
+    )
+
+
+def _card(row: dict) -> str:
+    """The address of a claim's card, or of its line in the ledger while it is open, from a page under book/."""
+    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
+
+
+def _use(graph: claim_graph.Graph) -> str:
+    """How much hangs together: what is used most, and the longest chain."""
+    users = claim_graph.turned(graph)
+    in_all = {claim: len(claim_graph.reached(users, claim)) for claim in graph}
+    linked = [claim for claim in graph if graph[claim] or users[claim]]
+    most = sorted(graph, key=lambda claim: -in_all[claim])[:MOST]
+    named = ", ".join(f"{_named([c])} by {in_all[c]} claims ({len(users[c])} of them directly)" for c in most)
+    chain = max(claim_graph.chains(graph).values(), key=len)
+    return (
+        f"<p>{len(linked)} of {len(graph)} claims rest on another one or carry one; the others stand by themselves. "
+        f"Used most, some by way of others: {named}. The longest chain has {len(chain)} claims, each of which "
+        f"rests on the one before: {_named(chain)}.</p>\n"
+    )
+
+
+def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
+    """Which claims a verdict other than those of `FIRM` touches: a table, first what carries most."""
+    users = claim_graph.turned(graph)
+    in_all = {claim: claim_graph.reached(users, claim) for claim in graph}
+    weak = sorted((c for c in graph if rows[c]["verdict"] not in FIRM), key=lambda claim: -len(in_all[claim]))
+    lines = "".join(
+        f"<tr><td>{_named([claim])}</td><td>{_verdict(rows[claim]['verdict'])}</td><td>{_named(users[claim])}</td>"
+        f"<td>{len(in_all[claim])}</td></tr>"
+        for claim in weak
+        if in_all[claim]
+    )
+    bare = sum(not in_all[claim] for claim in weak)
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "rests on it directly", "in all"))
+    return (
+        f'<table class="touched"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>\n'
+        f"<p>On {bare} more claims with such a verdict nothing rests.</p>\n"
+    )
+
+
+def _entry(row: dict, graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
+    """A claim in the list: the way to its card, what it rests on and what rests on it."""
+    claim = row["id"]
+    links = {"rests on": graph[claim], "used by": users[claim]}
+    uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
+    return (
+        f'<li id="map-{claim}"><a href="{_card(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
+        f"{'<br>' * bool(uses)}{'<br>'.join(uses)}</li>"
+    )
+
+
+def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: claim_graph.Graph) -> list[str]:
+    """One part of the book: its drawing, with claims of other parts that it uses, and the same as a list."""
+    inside = [claim for claim in graph if part(rows[claim]) == name]
+    drawn = {c: graph[c] for c in inside if graph[c] or users[c]}
+    drawn = {other: [] for others in drawn.values() for other in others if other not in drawn} | drawn
+    nodes = {
+        claim: claim_graph.Node(
+            _card(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
+        )
+        for claim, row in rows.items()
+        if claim in drawn
+    }
+    picture = claim_graph.drawing(drawn, nodes, f"{name}: which claim rests on which")
+    entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
+    return [
+        f"## {name}\n",
+        f'<div class="claim-map-box">{picture}</div>\n',
+        f'<ul class="claim-uses">\n{entries}\n</ul>\n',
+    ]
+
+
+def map_page(ledger: dict) -> str:
+    """Which claim rests on which: drawn for each part of the book, as a list, and what follows from it."""
+    graph, rows = resting(), {row["id"]: row for row in ledger["claims"]}
+    users = claim_graph.turned(graph)
+    names = [name for name in PARTS if any(part(row) == name for row in rows.values())]
+    return "\n".join(
+        [
+            "# What rests on what\n",
+            "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
+            "one states; where the book corrected it, the corrected form. In the drawings a line leads from a claim "
+            "down to those that rest on it; lines that follow from others are left out. A box leads to the claim's "
+            "card, and its edge has the colour of the verdict. Below each drawing the same stands as a list, with all "
+            "uses, and with the claims that stand by themselves.\n",
+            _use(graph),
+            *(line for name in names for line in _map(name, rows, graph, users)),
+            "## What a verdict touches\n",
+            f"Claims whose verdict is none of {', '.join(FIRM[:-1])} and {FIRM[-1]}, and what rests on them. That does "
+            "not put it in doubt: it uses what the book left of them. It says where to look again if one of them is "
+            "read in its paper's form.\n",
+            _touched(rows, graph),
+        ]
+    )
+
+
+def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
+    """File names under book/ and their text, from the ledger and the boxes of the chapters."""
+    return {
+        "_verdicts.md": counts(ledger),
+        "_findings.md": findings(ledger),
+        "ledger.md": ledger_page(ledger, known),
+        "map.md": map_page(ledger),
+        "errata.md": errata_page(ledger, known),
+    }
+
+
+# --- how to cite --------------------------------------------------------------------------------
+
+
+def citations(citation: dict, year: str) -> str:
+    """BibTeX entries of the book, from its CITATION.cff and the year, and of the papers, as in references.bib."""
+    fields = {
+        "author": " and ".join(f"{{{author['name']}}}" for author in citation["authors"]),
+        "title": f"{{{citation['title']}}}",
+        "version": citation["version"],
+        "year": year,
+    }
+    lines = ",\n".join(f"  {field:7} = {{{value}}}" for field, value in fields.items())
+    written = BIBLIOGRAPHY.read_text(encoding="utf-8")
+    papers = [
+        re.search(rf"^@\w+{{{key},.*?^}}", written, re.MULTILINE | re.DOTALL)[0] for key in PAPERS if key != "book"
+    ]
+    entries = "\n\n".join([f"@{citation['type']}{{moe_theory,\n{lines}\n}}", *papers])
+    return f"```bibtex\n{entries}\n```\n"
+
+
+# --- chapters -----------------------------------------------------------------------------------
+
+IMAGE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
+FIGURE = re.compile(r'<figure class="book-figure">(?P<body>.*?)<figcaption class="mathjax_process">', re.DOTALL)
+
+
+def palette(png: bytes) -> bytes:
+    """A PNG of at most 256 colours, as its figure has them but for the softest edges: a third of the bytes."""
+    out = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    return min(png, out.getvalue(), key=len)
+
+
+def _smaller(image: re.Match) -> str:
+    return "data:image/png;base64," + base64.b64encode(palette(base64.b64decode(image[1]))).decode()
+
+
+DRAWN = re.compile(r'<img (?P<rest>alt="[^"]*" [^>]*data:image/png;base64,(?P<data>[A-Za-z0-9+/=]+))')
+WIDE = 945  # pixels of a figure that a phone does not shrink to its own width: 6.3 inches
+
+
+def _marked(image: re.Match) -> str:
+    """A figure of several panels side by side is marked, for what stands in it would be too small on a phone."""
+    width = Image.open(io.BytesIO(base64.b64decode(image["data"]))).width
+    return f'<img class="wide" {image["rest"]}' if width > WIDE else image[0]
+
+
+TABLE = re.compile(r"<table[^>]*\bbook-table\b.*?</table>", re.DOTALL)
+WORD = re.compile(r"[A-Za-z]{2,}|[A-Za-z]:")
+INTERVAL = re.compile(r"(<td>)([^<>\s]+) ([\[(][^<>]*[\])])(?=</td>)")  # after what it belongs to
+LONG = 26  # letters of a cell that may have several lines
+
+
+def _words(cell) -> str:
+    """What a cell shows, nearly: without the signs of TeX."""
+    return re.sub(r"\\[A-Za-z]+|[{}$^_\\]", "", cell.text).strip()
+
+
+def _dressed(table: re.Match) -> str:
+    """A table whose cells of words are marked, `text` in columns of words and `long` where they may have several lines.
+
+    A number and its interval may stand in two lines, but neither is broken.
+    The cells of a table with long ones are also marked with the names of their columns, which a phone shows above them.
+    """
+    soup = BeautifulSoup(INTERVAL.sub(r"\1<span>\2</span> <span>\3</span>", table[0]), "html.parser")
+    rows = [row.find_all("td") for row in soup.select("tbody tr")]
+    heads = [row.find_all("th") for row in soup.select("thead tr")]
+    for k in range(1, 1 + min(map(len, rows), default=0)):  # columns from the right: names of rows stand left of them
+        column = [row[-k] for row in rows]
+        said = [words for cell in column if (words := _words(cell)) not in ("", "–")]
+        if 3 * sum(map(bool, map(WORD.match, said))) > 2 * len(said):  # of a letter or two in some rows
+            for cell in column + [row[-k] for row in heads if len(row) >= k]:
+                cell["class"] = ["text"]
+    for cell in soup.select("tbody th, tbody td"):
+        if len(words := _words(cell)) > LONG and len(WORD.findall(words)) > 2:
+            cell["class"] = [*cell.get("class", []), "long"]
+    if (
+        soup.select_one("td.long")
+        and len(heads) == 1
+        and not soup.select_one("[colspan]")
+        and "\\(" not in str(soup.thead)
+    ):
+        soup.table["class"] = [*soup.table["class"], "stacks"]
+        for row in rows:
+            for k, cell in enumerate(reversed(row), 1):
+                cell["data-head"] = heads[0][-k].text
+    return str(soup)
+
+
+def _outputs(notebook: nbformat.NotebookNode):
+    """The rich outputs of a notebook: dicts from MIME type to content."""
+    return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
+
+
+def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
+    """What leads on from a card: the boxes it rests on, its line in the ledger, its erratum, its paper."""
+    links = derived(card["id"], known, here)
+    links += [f'<a href="../book/ledger.html#{card["id"]}">ledger</a>']
+    links += [f'<a href="../book/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
+    if card["paper"] in addresses():
+        links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
+    return f'<p class="claim-links">{" · ".join(links)}</p>'
+
+
+def presented(path: Path, known: Mapping[str, Box]) -> str:
+    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address.
+
+    Args:
+        path: the executed notebook.
+        known: the boxes of all chapters.
+    """
+    notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
+    chapter = f"{int(path.stem[:2])}." if path.stem[:2].isdigit() else ""
+
+    def numbered(figure: re.Match) -> str:
+        what = "Figure" if "<img" in figure["body"] else "Table"
+        number[what] += 1
+        name = f"{chapter}{number[what]}"
+        anchor = f"{what.lower()}-{name.replace('.', '-')}"
+        return (
+            f'<figure class="book-figure" id="{anchor}">{figure["body"]}<figcaption class="mathjax_process">'
+            f'<a class="figure-number" href="#{anchor}">{what} {name}.</a> '
+        )
+
+    for data in _outputs(notebook):
+        if MIME in data:
+            data["text/html"] = Card(**data[MIME]).html(_links(data[MIME], known, path.stem))
+        else:
+            text = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
+            data["text/html"] = IMAGE.sub(_smaller, text)
+    return nbformat.writes(notebook) + "\n"
+
+
+def picture(folder: Path) -> bytes:
+    """The figure of the front page, from the chapters in a folder: a PNG."""
+    stem, number = PICTURE
+    images = [IMAGE.search(data["text/html"]) for data in _outputs(nbformat.read(folder / f"{stem}.ipynb", 4))]
+    return palette(base64.b64decode([image for image in images if image][number - 1][1]))

@@ -1,0 +1,278 @@
+"""Make the publishable tree: the rendered book, and notebooks that run outside of it.
+
+`python -m moe_book.publish --repository owner/name` is what `make site REPOSITORY=owner/name` runs. Colab
+and GitHub show MyST as raw text, so published notebooks carry plain Markdown; their first cell
+installs the package from that repository at the current commit when it cannot be imported. Without a
+repository there are no Colab buttons and no such cell.
+"""
+
+import argparse
+import copy
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+import yaml
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from myst_parser.config.main import MdParserConfig
+from myst_parser.parsers.mdit import create_md_parser
+from pybtex.database import parse_file
+
+from moe_book import build
+from moe_book.extension import cited
+
+SITE = build.BUILD / "site"
+
+INSTALL = """\
+# Installs this book's package if it is not here yet; whatever is already installed keeps its version.
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import distributions
+
+if importlib.util.find_spec("moe_theory") is None:
+    kept = {{d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
+        pins.writelines(f"{{name}}=={{version}}\\n" for name, version in kept.items())
+        pins.flush()
+        source = "{address}@{commit}"
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", pins.name, source], check=True)
+"""
+
+CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
+#: The parser that renders the book.
+MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_enable_extensions"]), RendererHTML)
+NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
+DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
+TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
+OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
+PAGES = ("index", "notation", "running", "api", "ledger", "map", "errata", "references")  # the others are notebooks
+QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
+SOURCE = {  # how an inline token whose content is not Markdown stands in the source
+    "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
+    "math_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
+    "math_inline_double": lambda t: f"{t.markup}{t.content}{t.markup}",
+    "html_inline": lambda t: t.content,
+    "myst_role": lambda t: f"{{{t.meta['name']}}}`{t.content}`",
+    "link_open": lambda t: f"]({t.attrs['href']}",
+}
+
+
+class Directive(NamedTuple):
+    """A fence with a name: its argument, options, and its body as Markdown."""
+
+    name: str
+    argument: str
+    options: dict[str, str]
+    body: str
+
+    @classmethod
+    def of(cls, token: Token, closed: bool) -> "Directive":
+        """ValueError for a fence that is not closed or has no name in braces."""
+        named = NAMED.fullmatch(token.info.strip())
+        if not named or not closed:
+            what = "the fence is not closed" if named else "expected a name in braces"
+            raise ValueError(f"directive {token.info.strip()!r}: {what}")
+        options, lines = {}, token.content.split("\n")
+        while lines and (option := OPTION.fullmatch(lines[0])):
+            options[option["key"]] = option["value"].strip()
+            lines.pop(0)
+        return cls(named["name"], named["argument"].strip(), options, "\n".join(lines).rstrip())
+
+    @property
+    def heading(self) -> str:
+        kind = self.name.split(":")[-1].capitalize()
+        return f"{kind} ({self.argument})" if self.argument else kind
+
+
+def _directive(token: Token, lines: list[str]) -> Directive | None:
+    """The directive that a token of these source lines is, if it is one."""
+    if token.type != "colon_fence" and not (token.type == "fence" and token.info.startswith("{")):
+        return None
+    last = lines[token.map[1] - 1].lstrip("> \t").rstrip()
+    return Directive.of(token, len(last) >= len(token.markup) and set(last) == {token.markup[0]})
+
+
+def parsed(text: str) -> Iterator[Directive | Token]:
+    """Directives and numbered equations of Markdown in reading order, those inside of directives included."""
+    lines = text.split("\n")
+    for token in MYST.parse(text):
+        if directive := _directive(token, lines):
+            yield directive
+            yield from parsed(directive.body)
+        elif token.type == "math_block_label":
+            yield token
+
+
+@dataclass
+class References:
+    """Where labels, documents and citations point, over all chapters."""
+
+    site: str
+    titles: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, tuple[str, str]] = field(default_factory=dict)
+    citations: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chapters: list[Path], site: str) -> "References":
+        refs = cls(site)
+        for path in chapters:
+            cells = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
+            refs.titles[path.stem] = cells[0].split("\n")[0].removeprefix("# ")
+            found = [part for source in cells for part in parsed(source)]
+            boxes = [d for d in found if isinstance(d, Directive) and "label" in d.options]
+            refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in boxes}
+            numbered = [equation.info for equation in found if isinstance(equation, Token)]
+            refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
+        for page in PAGES:
+            refs.titles[page] = page.capitalize()
+        for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
+            refs.citations[key] = cited(entry)
+        return refs
+
+    def page(self, stem: str) -> str:
+        return f"{self.site}{'book' if stem in PAGES else 'notebooks'}/{stem}.html"
+
+    @staticmethod
+    def _known(of: dict, role: str, target: str):
+        if target not in of:
+            raise ValueError(f"role {role!r}: nothing in the book is called {target!r}")
+        return of[target]
+
+    def role(self, name: str, text: str, here: str) -> str:
+        """Plain Markdown for one role, or for one with its own text, `text <target>`; ValueError for an unknown one."""
+        if name.startswith("cite"):
+            return "(" + "; ".join(self._known(self.citations, name, key.strip()) for key in text.split(",")) + ")"
+        own, target = TITLED.fullmatch(text).group("own", "target")
+        if name == "doc":
+            stem = target.split("/")[-1]
+            return f"[{own or self._known(self.titles, name, stem)}]({self.page(stem)})"
+        if name in ("eq", "ref", "prf:ref", "numref"):
+            heading, stem = self._known(self.labels, name, target)
+            return own or heading if stem == here else f"[{own or heading}]({self.page(stem)})"
+        raise ValueError(f"role {name!r}: no plain form is known")
+
+
+def _box(directive: Directive, refs: References, here: str) -> str:
+    """One directive as plain Markdown."""
+    name, body = directive.name, plain(directive.body, refs, here)
+    if name == "solution":
+        return f"<details><summary>Solution</summary>\n\n{body}\n\n</details>"
+    if name == "prf:proof":
+        return f"*Proof.*\n\n{body}\n\n∎"
+    if name.startswith("prf:") or name in QUOTED:
+        return "\n".join(f"> {line}".rstrip() for line in (f"**{directive.heading}.**", "", *body.split("\n")))
+    raise ValueError(f"directive {name!r}: no plain form is known")
+
+
+def _within(line: str, marker: str, text: str) -> str:
+    """Lines in place of those from `marker` on, which may stand in a quote or a list."""
+    head = line[: line.index(marker)]
+    rest = re.sub(r"[^>\s]", " ", head)
+    return head + text.replace("\n", f"\n{rest}")
+
+
+class Edit(NamedTuple):
+    """What replaces the characters from start to end."""
+
+    start: int
+    end: int
+    text: str
+
+
+def _inline(token: Token, text: str, at: int, refs: References, here: str) -> Iterator[Edit]:
+    """Roles, and links to documents of the book, of the paragraph that begins at `at`; the last one only moves on."""
+    for child in token.children:
+        if child.type not in SOURCE:
+            continue
+        pieces = map(re.escape, SOURCE[child.type](child).split())  # a line may end between them, also in a quote
+        if not (found := re.compile(r"[\s>]+".join(pieces)).search(text, at)):
+            continue
+        at = found.end()
+        if child.type == "myst_role":
+            yield Edit(*found.span(), refs.role(child.meta["name"], child.content, here))
+        elif child.type == "link_open" and (page := DOCUMENT.fullmatch(child.attrs["href"])):
+            yield Edit(*found.span(), f"]({refs.page(page[1])}")
+    yield Edit(at, at, "")
+
+
+def _edits(text: str, refs: References, here: str) -> Iterator[Edit]:
+    """What makes MyST Markdown plain, in the order of the text."""
+    lines, at = text.split("\n"), 0
+    starts = [0, *(m.end() for m in re.finditer("\n", text)), len(text) + 1]
+    for token in MYST.parse(text):
+        if token.type == "inline":
+            for edit in _inline(token, text, max(at, starts[token.map[0]]), refs, here):
+                yield edit
+                at = edit.end
+            continue
+        line, span = lines[token.map[0]] if token.map else "", [starts[i] for i in token.map or ()]
+        if directive := _directive(token, lines):
+            yield Edit(span[0], span[1] - 1, _within(line, token.markup, _box(directive, refs, here)))
+        elif token.type == "math_block_label":
+            tagged = f"$${token.content.rstrip()} \\tag{{{refs.labels[token.info][0].strip('()')}}}$$"
+            yield Edit(span[0], span[1] - 1, _within(line, "$$", tagged))
+        elif token.type == "myst_target":
+            yield Edit(*span, "")
+
+
+def plain(text: str, refs: References, here: str) -> str:
+    """MyST Markdown as plain Markdown: block quotes, details, links and tagged equations."""
+    for edit in reversed([*_edits(text, refs, here)]):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def published(path: Path, refs: References, install: str | None) -> nbformat.NotebookNode:
+    """A chapter for Colab and GitHub: plain Markdown, and the cell that installs the package first."""
+    notebook = nbformat.read(path, 4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = plain(cell.source, refs, path.stem)
+    if install is not None:
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(install, id="install"))
+    return notebook
+
+
+def configuration(repository: str | None) -> str:
+    """`_config.yml`, with buttons to the repository and, for the published notebooks, to Colab if there is one."""
+    config = copy.deepcopy(CONFIG)
+    if repository:
+        config["repository"] = {"url": f"https://github.com/{repository}", "branch": "gh-pages", "path_to_book": ""}
+        config["html"]["use_repository_button"] = True
+        config["launch_buttons"]["colab_url"] = "https://colab.research.google.com"
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repository", metavar="owner/name")
+    repository = parser.parse_args().repository
+    if repository is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise SystemExit(f"--repository: expected owner/name, got {repository!r}")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=build.ROOT, capture_output=True, text=True, check=True)
+    install, home = None, "../"
+    if repository:
+        owner, name = repository.split("/")
+        home = f"https://{owner}.github.io/{name}/"
+        install = INSTALL.format(address=f"git+https://github.com/{repository}", commit=commit.stdout.strip())
+    build.execute_changed()
+    build.render(build.BUILD / "site-source", SITE, configuration(repository))
+    chapters = [build.EXECUTED / n.name for n in build.chapters()]
+    refs = References.of(chapters, home)
+    for path in chapters:
+        notebook = nbformat.writes(published(path, refs, install)) + "\n"
+        for folder in ("notebooks", "_sources/notebooks"):
+            (SITE / folder / path.name).write_text(notebook)
+    (SITE / ".nojekyll").touch()
+    print(f"== publish {SITE.relative_to(build.ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
