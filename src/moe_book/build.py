@@ -184,7 +184,7 @@ def execute_changed() -> None:
         if not stamp.exists() or stamp.read_text() != fingerprint(notebook):
             changed.append(notebook)
     print(f"== executing {len(changed)} of {len(chapters())} chapters", flush=True)
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    os.environ.update(MOE_BOOK_STRICT="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         # the last chapter takes longest: were it not the first to start, one core would wait for it
         for notebook, seconds in zip(changed[::-1], pool.map(execute, changed[::-1]), strict=True):

@@ -1,42 +1,50 @@
-"""Claims and verdicts: the registry, the check a chapter makes, its card, and the ledger.
+"""Claims and verdicts: the registry, the check a chapter makes, its box, and the ledger.
 
-A chapter derives a claim, measures it, and calls `check`. The verdict must be the one the registry
-(`claims.yml`) expects, and every comparison in the evidence must come out true; otherwise the
-notebook fails. The card that is shown carries its content in a MIME bundle. The build collects those
-bundles from the executed notebooks (`collect`) and writes the ledger and the errata from them.
+A chapter derives a claim, measures it, and calls `check("chen-tab-7", end=..., lead=...)`. What decides stands in the
+registry (`claims.yml`): each line of evidence with its comparison, its tolerance and the number of cases, and, for a
+verdict that the data choose, the rule. The box that is shown carries its content in a MIME bundle; the build collects
+those bundles from the executed notebooks (`collect`) and writes the ledger and the errata from them.
+
+While the book is built or tested, a box that does not stand stops the notebook. Anywhere else a reader plays: a box
+never stops anything, may be run again, and shows in grey what is no longer the chapter's number.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
 from pathlib import Path
+from string import Formatter
 
 import yaml
 
-from moe_book.evidence import KINDS, Close, Compared, Inside, Ordered, stands
-from moe_book.typeset import number, typeset
+from moe_book.evidence import Line, compare, names_in, validate
+from moe_book.typeset import typeset
 
-__all__ = ["Close", "Compared", "Inside", "Ordered", "check", "collect", "registry", "settle", "stands"]
+__all__ = ["check", "collect", "registry", "settle", "strict", "try_"]
 
 MIME = "application/vnd.moe-theory.claim+json"
 
 VERDICTS = {
     "holds": "true as stated",
+    "proof repaired": "true as stated; the printed proof is not, and the book proves it",
     "sharpened": "true, and a better constant is proved",
-    "corrected": "true after a stated repair",
+    "corrected": "false as stated, true after a stated repair",
+    "misprint": "a slip of print that nothing rests on",
     "fails": "a counterexample is shown",
-    "reproduced": "table or figure within a stated tolerance",
+    "reproduced": "a table or figure, at the sizes, rates and lengths that the paper names; the rest was set before",
+    "reproduced after a search": "the same, but the criterion, or what the paper leaves open, was set after runs",
     "differs": "not reproduced: ours and theirs side by side, with the likely reason where one is known",
-    "trend": "asymptotic: a fitted exponent with its interval; the note says whether the claimed one was seen",
-    "untested": "the setting cannot be had here, or is not named and no choice met it; what was done is shown as that",
+    "trend": "asymptotic: a fitted exponent with its interval over at least four sizes",
+    "untested": "the setting cannot be had, or is not named and no choice met it; what would be needed is said",
 }
 
 #: Verdicts that say something the paper does not; each gets a place on the errata page.
-NEWS = ("sharpened", "corrected", "fails", "differs")
+NEWS = ("proof repaired", "sharpened", "corrected", "misprint", "fails", "differs")
 
 PAPERS = {
     "chen2022": "Chen et al. (2022)",
@@ -46,11 +54,16 @@ PAPERS = {
     "book": "This book",
 }
 
-#: Fields of a claim that only pages and tests read: no card depends on them, nor anything that a chapter computes.
+#: Fields of a claim that only pages and tests read: no box depends on them, nor anything that a chapter computes.
 FOR_PAGES = ("kind", "chapter", "box", "rests_on")
 
 #: What a table or figure says of its criterion: when it was set.
 CRITERION_SET = ("before the rows", "after the rows were seen")
+
+#: Numbers of the registry that limits may name.
+NUMBERS = ("target", "target_sd", "predicted")
+
+MOST_LINES = 7  # of a box
 
 
 @cache
@@ -58,23 +71,53 @@ def registry() -> dict[str, dict]:
     """All claims by id, in the order of `claims.yml`; `verdict` is absent from those still open.
 
     Raises:
-        ValueError: for a repeated id, an unknown verdict or paper in the file, a criterion that does not
-            say when it was set, or a claim that rests on an unknown one or on itself.
+        ValueError: for a slip in the file, in one line that names the file and the claim.
     """
-    rows = yaml.safe_load(files("moe_book").joinpath("claims.yml").read_text(encoding="utf-8"))
+    try:
+        rows = yaml.safe_load(files("moe_book").joinpath("claims.yml").read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError("claims.yml: " + " ".join(str(error).split())) from None
     claims = {}
     for row in rows:
         if row["id"] in claims:
             raise ValueError(f"claims.yml: id {row['id']!r} appears twice")
-        if row.get("verdict", "holds") not in VERDICTS:
-            raise ValueError(f"claims.yml: {row['id']}: expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
-        if row["paper"] not in PAPERS:
-            raise ValueError(f"claims.yml: {row['id']}: expected a paper of {list(PAPERS)}, got {row['paper']!r}")
-        if "criterion" in row and row.get("criterion_set") not in CRITERION_SET:
-            raise ValueError(f"claims.yml: {row['id']}: expected criterion_set to be one of {CRITERION_SET}")
+        try:
+            _validate(row)
+        except ValueError as error:
+            raise ValueError(f"claims.yml: {row['id']}: {error}") from None
         claims[row["id"]] = row
     _refuse_circles({claim: row.get("rests_on", []) for claim, row in claims.items()})
     return claims
+
+
+def _validate(row: dict) -> None:
+    """Raise ValueError, with the reason, for a row of the registry that could not decide anything."""
+    if row.get("verdict", "holds") not in VERDICTS:
+        raise ValueError(f"expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
+    if row["paper"] not in PAPERS:
+        raise ValueError(f"expected a paper of {list(PAPERS)}, got {row['paper']!r}")
+    if "criterion" in row and row.get("criterion_set") not in CRITERION_SET:
+        raise ValueError(f"expected criterion_set to be one of {CRITERION_SET}")
+    lines = row.get("evidence", {})
+    for name, spec in lines.items():
+        validate(name, spec)
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"expected at most {MOST_LINES} lines of evidence, got {len(lines)}")
+    if lines and all("shown" in spec for spec in lines.values()):
+        raise ValueError("expected at least one comparison in its evidence; nothing could refute the claim")
+    _validate_rule(row, lines)
+
+
+def _validate_rule(row: dict, lines: Mapping[str, dict]) -> None:
+    rule = row.get("rule", {})
+    if unknown := [name for conditions in rule.values() for name in map(_bare, conditions) if name not in lines]:
+        raise ValueError(f"expected a rule that names lines of evidence, got {unknown}")
+    if rule and (row.get("verdict") not in rule or not set(rule) <= VERDICTS.keys() or [*rule.values()][-1]):
+        raise ValueError(f"expected a rule of verdicts, the registry's among them, the last for all else, got {rule}")
+
+
+def _bare(condition: str) -> str:
+    return condition.removeprefix("not ")
 
 
 def _refuse_circles(rests_on: Mapping[str, list[str]]) -> None:
@@ -91,17 +134,18 @@ def _refuse_circles(rests_on: Mapping[str, list[str]]) -> None:
         raise ValueError(f"claims.yml: {circle[0]}: expected rests_on without a circle, got {way}") from None
 
 
+# --- the box --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Card:
-    """A settled claim as a reader meets it: statement, evidence, verdict.
+class Box:
+    """A claim as a reader meets it: statement, verdict, evidence.
 
     Attributes:
-        id, paper, where, says: from the registry.
-        verdict: one of `VERDICTS`.
-        evidence: rows of name, measured value, what was predicted, what would have refuted; the last two are
-            empty for what is only shown.
-        criterion: for a table or figure, what decides, and when that was set.
-        note: what the verdict rests on, or what had to change.
+        id, paper, where, says, criterion, criterion_set, note: from the registry; empty if it has none.
+        verdict: one of `VERDICTS`, or what is said of numbers that are not the chapter's.
+        evidence: the lines, as `Line.bundle` gives them.
+        finding: what only this run can say, such as a number.
     """
 
     id: str
@@ -109,115 +153,223 @@ class Card:
     where: str
     says: str
     verdict: str
-    evidence: tuple[tuple[str, str, str, str], ...]
-    criterion: str
-    note: str
-
-    def __str__(self) -> str:
-        lines = [f"[{self.verdict}] {self.id} ({PAPERS[self.paper]}, {self.where})", f"  claim: {self.says}"]
-        for name, measured, predicted, refuted in self.evidence:
-            lines.append(f"  {name}: {measured}" + (f" | predicted {predicted} | refuted if {refuted}" * bool(refuted)))
-        lines += [f"  {label}: {text}" for label, text in self._remarks if text]
-        return "\n".join(lines)
+    evidence: tuple[dict, ...]
+    criterion: str = ""
+    criterion_set: str = ""
+    note: str = ""
+    finding: str = ""
 
     @property
-    def _remarks(self) -> tuple[tuple[str, str], ...]:
-        return ("criterion", self.criterion), ("note", self.note)
+    def source(self) -> str:
+        return ", ".join(filter(None, (PAPERS.get(self.paper, ""), self.where)))
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What stands below the lines, by its class."""
+        return {label: text for label in ("finding", "note") if (text := getattr(self, label))}
+
+    def __str__(self) -> str:
+        lines = [f"[{self.verdict}] {self.id} ({self.source})", f"  claim: {self.says}"]
+        for line in self.evidence:
+            mark = "" if line["holds"] else "  <-"
+            refuted = f" | refuted if {line['refuted']}" * bool(line["refuted"])
+            lines.append(f"  {line['says']}: {line['measured']}{refuted}{mark}")
+        lines += [f"  {label}: {text}" for label, text in self.remarks.items()]
+        lines += [f"  criterion, set {self.criterion_set}: {self.criterion}"] * bool(self.criterion)
+        return "\n".join(lines)
 
     def html(self, links: str = "") -> str:
-        """The card as HTML, with what leads on from it; it takes its colours from the page, light or dark."""
-        head = "".join(f"<th>{column}</th>" for column in ("", "measured", "predicted", "refuted if"))
-        rows = "".join("<tr>" + "".join(f"<td>{typeset(cell)}</td>" for cell in row) + "</tr>" for row in self.evidence)
-        remarks = "".join(f'<p class="claim-{label}">{typeset(text)}</p>' for label, text in self._remarks if text)
+        """The box as HTML, with what leads on from it; it takes its colours from the page, light or dark."""
+        head = "".join(f'<th scope="col">{column}</th>' for column in ("quantity", "measured", "refuted if"))
+        rows = "".join(map(_row, self.evidence))
+        remarks = "".join(f'<p class="claim-{label}">{typeset(text)}</p>' for label, text in self.remarks.items())
         return (
-            f'<div class="claim-card claim-{self.verdict} mathjax_process" id="claim-{self.id}">'
+            f'<div class="claim-card claim-{slug(self.verdict)} mathjax_process" id="claim-{self.id}">'
             f'<p class="claim-head"><strong class="claim-verdict">{self.verdict}</strong> '
-            f"<code>{self.id}</code> {typeset(PAPERS[self.paper])}, {typeset(self.where)}</p>"
+            f"<code>{self.id}</code> {typeset(self.source)}</p>"
             f"<p>{typeset(self.says)}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"{remarks}{links}</div>"
+            f"{remarks}{self._criterion()}{links}</div>"
+        )
+
+    def _criterion(self) -> str:
+        if not self.criterion:
+            return ""
+        return (
+            f'<details class="claim-criterion"><summary>The criterion, set {self.criterion_set}</summary>'
+            f"<p>{typeset(self.criterion)}</p></details>"
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         return {"text/plain": str(self), "text/html": self.html(), MIME: asdict(self)}
 
 
-def _shown(name: str, value: object) -> tuple[str, str, str, str]:
-    if isinstance(value, KINDS):
-        return name, value.measured, value.predicted, value.refuted
-    return name, number(value, 4), "", ""
+MOVED = "not the chapter's numbers"
+OWN = "your check"
 
+
+def slug(verdict: str) -> str:
+    """A verdict as the name of a class."""
+    return {MOVED: "moved"}.get(verdict, verdict.split(":")[0].replace(" ", "-"))
+
+
+def _row(line: dict) -> str:
+    cells = [f'<th scope="row">{typeset(line["says"])}</th>']
+    cells += [f"<td>{typeset(line[key])}</td>" for key in ("measured", "refuted")]
+    moved = "" if line["holds"] else ' class="claim-line-moved"'
+    return f"<tr{moved}>{''.join(cells)}</tr>"
+
+
+# --- checking -------------------------------------------------------------------------------------
 
 #: Claims checked in this process: id -> source of the notebook cell that did, None outside a notebook.
 _checked: dict[str, str | None] = {}
+
+
+def strict() -> bool:
+    """Whether a box that does not stand is an error: in tests, and where `MOE_BOOK_STRICT` is set, as by the build."""
+    return bool(os.environ.keys() & {"MOE_BOOK_STRICT", "PYTEST_CURRENT_TEST"})
 
 
 def _shell():
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
-def check(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str = "") -> None:
-    """Settle a claim and show its card, in a notebook or as text.
-
-    Args:
-        claim_id: an id of the registry.
-        verdict: the verdict reached; compute it from the evidence, with `stands`, rather than writing it down.
-        evidence: what was measured, by name: `Close`, `Inside`, `Ordered` or `Compared` for what could have
-            refuted the claim, or a number or string that is only shown. Names may hold $mathematics$.
-        note: what only this run can say, such as a number; the registry's own note stands before it.
-
-    Raises:
-        ValueError: for an unknown id or verdict, an id whose verdict is still open in the registry,
-            evidence without a comparison, or an id checked before in this process (running the same
-            notebook cell again is allowed).
-        AssertionError: if the verdict is not the registry's, or a comparison in the evidence is false.
-    """
-    card = settle(claim_id, verdict, evidence, note)
+def _show(box: Box) -> None:
     if _shell() is None:
-        print(card)
+        print(box)
     else:
         from IPython.display import display
 
-        display(card)
+        display(box)
 
 
-def settle(claim_id: str, verdict: str, evidence: Mapping[str, object], note: str = "") -> Card:
-    """Record the verdict a chapter reached.
+def check(claim_id: str, **measured: object) -> None:
+    """Settle a claim and show its box, in a notebook or as text.
 
     Args:
-        claim_id, verdict, evidence, note: see `check`.
-
-    Returns:
-        The card.
+        claim_id: an id of the registry.
+        **measured: what was measured, under the names of the claim's lines of evidence, and what their limits name: a
+            number, an array or a frame of numbers, a mapping from names of cases to numbers, or a word.
 
     Raises:
-        ValueError, AssertionError: see `check`.
+        ValueError: for an unknown id, a claim that is open in the registry, a name that is missing or not asked for,
+            or, where `strict()`, an id checked before in this process (the same cell may run again).
+        AssertionError: where `strict()`, if a line is refuted or its cases are not those of the registry, or if the
+            data choose another verdict than the registry's.
     """
+    _show(settle(claim_id, measured))
+
+
+def settle(claim_id: str, measured: Mapping[str, object]) -> Box:
+    """The box of a claim from what a chapter measured; see `check` for arguments and errors."""
+    row = _row_of(claim_id)
+    _match(claim_id, row["evidence"], measured)
+    _once(claim_id)
+    known = {**{field: row[field] for field in NUMBERS if field in row}, **measured}
+    lines = {name: _line(name, spec, measured[name], known) for name, spec in row["evidence"].items()}
+    verdict = _verdict(row, lines)
+    deciding = {_bare(condition) for conditions in row.get("rule", {}).values() for condition in conditions}
+    false = [f"{name}: {line.measured} ({line.refuted})" for name, line in lines.items() if not line.holds]
+    refuted = [text for text in false if text.split(":")[0] not in deciding]
+    if strict() and refuted:
+        raise AssertionError(f"{claim_id}: refuted by {'; '.join(refuted)}")
+    if strict() and verdict != row["verdict"]:
+        raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
+    evidence = tuple(replace(line, holds=line.holds or name in deciding).bundle() for name, line in lines.items())
+    fields = {key: row.get(key, "") for key in ("criterion", "criterion_set", "note")}
+    return Box(
+        claim_id,
+        row["paper"],
+        row["where"],
+        row["says"],
+        MOVED if refuted or verdict != row["verdict"] else verdict,
+        evidence,
+        **fields,
+        finding=_finding(row, measured),
+    )
+
+
+def _row_of(claim_id: str) -> dict:
     claims = registry()
     if claim_id not in claims:
         raise ValueError(f"claim_id: expected an id of the registry, got {claim_id!r}")
-    if verdict not in VERDICTS:
-        raise ValueError(f"verdict: expected one of {list(VERDICTS)}, got {verdict!r}")
+    if not {"verdict", "evidence"} <= claims[claim_id].keys():
+        raise ValueError(f"claim_id: {claim_id!r} is open in the registry; give it a verdict and evidence there first")
+    return claims[claim_id]
+
+
+def _match(claim_id: str, lines: Mapping[str, dict], measured: Mapping[str, object]) -> None:
+    """Raise ValueError unless the chapter hands over what the lines and their limits name, and nothing else."""
+    row = registry().get(claim_id, {})
+    named = set(lines) | set().union(*map(names_in, lines.values())) - {field for field in NUMBERS if field in row}
+    words = (limit for spec in lines.values() if isinstance(limit := spec.get("equals"), str))
+    named -= {word for word in words if word not in measured}
+    if missing := sorted(named - measured.keys()):
+        raise ValueError(f"{claim_id}: expected measured values for {sorted(named)}, missing {missing}")
+    if unknown := sorted(measured.keys() - named - _named_in_finding(row)):
+        raise ValueError(f"{claim_id}: expected measured values for {sorted(named)}, got also {unknown}")
+
+
+def _once(claim_id: str) -> None:
     shell = _shell()
     cell = shell.user_ns["In"][-1] if shell is not None else None
-    if claim_id in _checked and (cell is None or _checked[claim_id] != cell):
+    if strict() and claim_id in _checked and (cell is None or _checked[claim_id] != cell):
         raise ValueError(f"claim_id: {claim_id!r} was checked before; a claim gets one verdict")
-    row = claims[claim_id]
-    if "verdict" not in row:
-        raise ValueError(f"claim_id: {claim_id!r} is open in the registry; give it a verdict there first")
-    if not stands(evidence):
-        false = "; ".join(f"{name}: {v!r}" for name, v in evidence.items() if isinstance(v, KINDS) and not v)
-        raise AssertionError(f"{claim_id}: refuted by {false}")
-    if verdict != row["verdict"]:
-        raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
     _checked[claim_id] = cell
-    criterion = f"{row['criterion']} (Set {row['criterion_set']}.)" if "criterion" in row else ""
-    shown = tuple(_shown(name, value) for name, value in evidence.items())
-    notes = " ".join(filter(None, (row.get("note"), note)))
-    return Card(claim_id, row["paper"], row["where"], row["says"], verdict, shown, criterion, notes)
+
+
+def _line(name: str, spec: dict, value: object, known: Mapping[str, object]) -> Line:
+    """The line; where a reader plays, cases that do not fit the registry's are shown as not the chapter's."""
+    try:
+        return compare(name, spec, value, known)
+    except ValueError as error:
+        if strict():
+            raise AssertionError(str(error)) from None
+        return Line(name, spec["says"], f"not compared: {error}", "", False)
+
+
+def _verdict(row: Mapping[str, object], lines: Mapping[str, Line]) -> str:
+    """The registry's only verdict, or the first of its rule whose conditions hold."""
+    for verdict, conditions in row.get("rule", {}).items():
+        if all(lines[_bare(c)].holds != c.startswith("not ") for c in conditions):
+            return verdict
+    return row["verdict"]
+
+
+def _named_in_finding(row: Mapping[str, object]) -> set[str]:
+    return {name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(row.get("finding", "")) if name}
+
+
+def _finding(row: Mapping[str, object], measured: Mapping[str, object]) -> str:
+    """The registry's sentence about this run, with the measured numbers put in."""
+    return row["finding"].format(**measured) if "finding" in row else ""
+
+
+def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
+    """A box of your own, which nothing rests on: it says whether your numbers are what you expected.
+
+    Args:
+        says: the claim, in a sentence; it may hold $mathematics$.
+        evidence: lines as the registry has them, by name: `{"share": {"says": "share of the first expert", "close_to":
+            0.125, "within": 0.01}}`.
+        **measured: a value for each line, and for each name in its limits, as in `check`.
+
+    Raises:
+        ValueError: for a line that is none, or a name that is missing or not asked for.
+    """
+    for name, spec in evidence.items():
+        validate(name, spec)
+    _match("", evidence, measured)
+    lines = [compare(name, spec, measured[name], measured) for name, spec in evidence.items()]
+    verdict = f"{OWN}: {'holds' if all(line.holds for line in lines) else 'refuted'}"
+    _show(Box("try", "", "", says, verdict, tuple(line.bundle() for line in lines)))
+
+
+# --- the ledger -----------------------------------------------------------------------------------
 
 
 def link(claim_id: str) -> str:
-    """A link from one chapter to a claim's card in its own, and the verdict; ValueError for an unknown id.
+    """A link from one chapter to a claim's box in its own, and the verdict; ValueError for an unknown id.
 
     The chapters' names are those of the files of mutants.
     """
@@ -230,50 +382,54 @@ def link(claim_id: str) -> str:
     return (f'<a href="{page}.html#claim-{claim_id}">{name}</a>' if page else name) + f" ({verdict})"
 
 
+def boxes(notebooks: Iterable[Path]) -> dict[str, dict]:
+    """The boxes that executed notebooks hold, by claim, each with the `notebook` it stands in.
+
+    Raises:
+        ValueError: if two outputs settle one claim, or a box disagrees with the registry.
+    """
+    claims, found = registry(), {}
+    for path in sorted(notebooks):
+        for cell in json.loads(Path(path).read_text(encoding="utf-8"))["cells"]:
+            for output in cell.get("outputs", []):
+                box = output.get("data", {}).get(MIME)
+                if box is None:
+                    continue
+                if box["id"] in found:
+                    raise ValueError(f"{path.name}: {box['id']} has a box in {found[box['id']]['notebook']} already")
+                if claims.get(box["id"], {}).get("verdict") != box["verdict"]:
+                    raise ValueError(
+                        f"{path.name}: the box of {box['id']} ({box['verdict']}) is not what the registry says"
+                    )
+                found[box["id"]] = {**box, "notebook": path.stem}
+    return found
+
+
 def collect(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]]) -> dict:
-    """The ledger: every claim of the registry, with the card that executed notebooks hold for it.
+    """The ledger: every claim of the registry, with the box that executed notebooks hold for it.
 
     Args:
         notebooks: executed .ipynb files.
         mutants: for each claim what became of its mutants (`moe_book.sabotage.outcomes_by_claim`).
 
     Returns:
-        `{"counts": {verdict or "open": number}, "claims": [row, ...]}`; a row carries the registry's
-        id, paper, where, says and chapter, and either verdict, evidence, criterion, note, notebook and
-        mutants, or the verdict "open". Nothing in it is typed by hand.
+        `{"counts": {"papers": {verdict or "open": number}, "book": the same}, "claims": [row, ...]}`; a row carries the
+        registry's id, paper, where, says and chapter, and either what its box holds, notebook and mutants, or the
+        verdict "open". Nothing in it is typed by hand.
 
     Raises:
-        ValueError: if two outputs settle one claim, or a card disagrees with the registry.
+        ValueError: see `boxes`.
     """
-    claims, cards = registry(), {}
-    for path in sorted(notebooks):
-        for cell in json.loads(Path(path).read_text(encoding="utf-8"))["cells"]:
-            for output in cell.get("outputs", []):
-                card = output.get("data", {}).get(MIME)
-                if card is None:
-                    continue
-                if card["id"] in cards:
-                    raise ValueError(f"{path.name}: {card['id']} has a card in {cards[card['id']]['notebook']} already")
-                if card["id"] not in claims or claims[card["id"]].get("verdict") != card["verdict"]:
-                    raise ValueError(
-                        f"{path.name}: the card of {card['id']} ({card['verdict']}) is not what the registry says"
-                    )
-                cards[card["id"]] = {**card, "notebook": path.stem}
-    rows = []
-    for claim_id, claim in claims.items():
+    settled, rows = boxes(notebooks), []
+    for claim_id, claim in registry().items():
         row = {key: claim[key] for key in ("id", "paper", "where", "says", "chapter")}
-        card = cards.get(claim_id)
-        settled = {"verdict": "open"}
-        if card:
-            settled = {key: card[key] for key in ("verdict", "evidence", "criterion", "note", "notebook")}
-            settled["mutants"] = mutants.get(claim_id, [])
-        rows.append({**row, **settled})
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in [*VERDICTS, "open"]}
+        if box := settled.get(claim_id):
+            rows.append({**row, **box, "mutants": mutants.get(claim_id, [])})
+        else:
+            rows.append({**row, "verdict": "open"})
+    own = {"papers": lambda row: row["paper"] != "book", "book": lambda row: row["paper"] == "book"}
+    counts = {
+        whose: {v: sum(row["verdict"] == v for row in filter(mine, rows)) for v in [*VERDICTS, "open"]}
+        for whose, mine in own.items()
+    }
     return {"counts": counts, "claims": rows}
-
-
-def write_ledger(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]], path: Path) -> dict:
-    """Write `collect(notebooks, mutants)` to a JSON file and return it."""
-    ledger = collect(notebooks, mutants)
-    path.write_text(json.dumps(ledger, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return ledger

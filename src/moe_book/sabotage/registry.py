@@ -22,6 +22,7 @@ NOTEBOOKS = FOLDER.parents[2] / "notebooks"
 OUTCOMES = FOLDER / "outcomes.json"
 PACKAGES = ("moe_theory", "moe_book")
 JUDGE = "judge.txt"  # beside the outcomes: the hashes of the code that judged them
+JUDGING = ("settle", "_match", "_once", "_line", "_verdict")  # what of claims.py refuses
 RECOGNISED = ("REFUSALS", "_cell", "_go_on")  # what of running.py makes an outcome of an error
 
 KINDS = {
@@ -70,13 +71,15 @@ class Mutant:
         return self.place != "notebook" and not self.place.startswith("rows ")
 
     def digest(self) -> str:
-        """Hash of what is changed, and of the cells that are run: an outcome holds for one such hash.
+        """Hash of what is changed, of the cells that are run and of what decides: an outcome holds for one such hash.
 
         Of the cells their syntax counts, not their layout.
         """
         change = (self.claim, self.place, self.old, self.new, self.do)
         cells = [_syntax(cell) for cell in cells_for(self.claim, self.chapter) if cell]
-        return hashlib.sha256(json.dumps([change, cells]).encode()).hexdigest()[:16]
+        row = claims()[self.claim]
+        decides = [row.get(field) for field in ("evidence", "rule", "verdict", "target", "target_sd", "predicted")]
+        return hashlib.sha256(json.dumps([change, cells, decides]).encode()).hexdigest()[:16]
 
 
 @cache
@@ -234,12 +237,12 @@ class _Judging(ast.NodeTransformer):
 
 
 def judge() -> str:
-    """Hash of the syntax by which a card is judged: evidence.py, and `check` and `settle` of claims.py, less texts.
+    """Hash of the syntax by which a box is judged: evidence.py, and `JUDGING` of claims.py, less texts.
 
     Every outcome rests on it, so one hash is stored beside them all.
     """
     evidence, cards = (ast.parse(_file(f"{name}.py")) for name in ("evidence", "claims"))
-    judging = [n for n in cards.body if isinstance(n, ast.FunctionDef) and n.name in ("check", "settle")]
+    judging = [n for n in cards.body if isinstance(n, ast.FunctionDef) and n.name in JUDGING]
     return _hash([evidence, *judging])
 
 

@@ -213,7 +213,7 @@ def attempt(task: Task) -> list[Outcome]:
 
 def attempts(tasks: list[Task], jobs: int) -> Iterator[Outcome]:
     """Run tasks, `jobs` at a time, one thread and one fresh process each; outcomes come as they finish."""
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", MPLBACKEND="Agg")
+    os.environ.update(MOE_BOOK_STRICT="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", MPLBACKEND="Agg")
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)  # libraries, loaded once: a fresh process costs little
     with context.Pool(jobs, maxtasksperchild=1) as pool:
