@@ -180,14 +180,12 @@ class Box:
 
     def html(self, links: str = "") -> str:
         """The box as HTML, with what leads on from it; it takes its colours from the page, light or dark."""
-        head = "".join(f'<th scope="col">{column}</th>' for column in ("quantity", "measured", "refuted if"))
-        rows = "".join(map(_row, self.evidence))
         remarks = "".join(f'<p class="claim-{label}">{typeset(text)}</p>' for label, text in self.remarks.items())
         return (
             f'<div class="claim-card claim-{slug(self.verdict)} mathjax_process" id="claim-{self.id}">'
             f'<p class="claim-head"><strong class="claim-verdict">{self.verdict}</strong> '
             f"<code>{self.id}</code> {typeset(self.source)}</p>"
-            f"<p>{typeset(self.says)}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<p>{typeset(self.says)}</p>{table(self.evidence)}"
             f"{remarks}{self._criterion()}{links}</div>"
         )
 
@@ -210,6 +208,12 @@ OWN = "your check"
 def slug(verdict: str) -> str:
     """A verdict as the name of a class."""
     return {MOVED: "moved"}.get(verdict, verdict.split(":")[0].replace(" ", "-"))
+
+
+def table(evidence: Iterable[dict]) -> str:
+    """Lines of evidence, as `Line.bundle` gives them, as HTML."""
+    head = "".join(f'<th scope="col">{column}</th>' for column in ("quantity", "measured", "refuted if"))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, evidence))}</tbody></table>"
 
 
 def _row(line: dict) -> str:

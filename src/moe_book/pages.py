@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 from bs4 import BeautifulSoup
@@ -19,7 +20,8 @@ from PIL import Image
 from pybtex.database import parse_file
 
 from moe_book import graph as claim_graph
-from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, Card, registry
+from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
+from moe_book.claims import Box as VerdictBox
 from moe_book.typeset import typeset
 
 #: What the front page says first: a claim, and what the book found about it.
@@ -47,6 +49,8 @@ WEIGHED = {
     "differs": "What we could not reproduce",
     "corrected": "What holds after a repair",
     "sharpened": "What holds in a sharper form",
+    "proof repaired": "What holds, by another proof",
+    "misprint": "Slips of print",
 }
 KINDS = {  # of a claim, by what its `where` names
     "theorem": re.compile(r"Theorem|Proposition|Lemma|Corollary"),
@@ -171,23 +175,25 @@ def _chapter(row: dict) -> str:
 
 def _verdict(verdict: str, link: str = "") -> str:
     """A verdict in its colour and in words, linked to the claims in the ledger that have it if `link` is its path."""
-    inner = f'<a href="{link}?verdict={verdict}">{verdict}</a>' if link else verdict
-    return f'<span class="verdict claim-{verdict}">{inner}</span>'
+    inner = f'<a href="{link}?verdict={quote(verdict)}">{verdict}</a>' if link else verdict
+    return f'<span class="verdict claim-{slug(verdict)}">{inner}</span>'
 
 
 # --- the front page -----------------------------------------------------------------------------
 
 
 def counts(ledger: dict) -> str:
-    """How many claims stand in each verdict, each leading to them in the ledger."""
-    meaning = {**VERDICTS, "open": "not settled yet"}
+    """How many claims of the papers, and of the book, have each verdict, each leading to them in the ledger."""
+    meaning, papers, own = {**VERDICTS, "open": "not settled yet"}, *ledger["counts"].values()
     rows = [
-        f"<tr><td>{_verdict(v, 'ledger.html')}</td><td>{ledger['counts'][v]}</td><td>{meaning[v]}</td></tr>"
-        for v in (*VERDICTS, "open")
-        if ledger["counts"][v]
+        f"<tr><td>{_verdict(v, 'ledger.html')}</td><td>{papers[v]}</td><td>{own[v]}</td><td>{meaning[v]}</td></tr>"
+        for v in meaning
+        if papers[v] + own[v]
     ]
-    head = "<thead><tr><th>verdict</th><th>claims</th><th>meaning</th></tr></thead>"
-    return f'<table class="counts">{head}<tbody>{"".join(rows)}</tbody></table>\n{criteria()}\n'
+    total = f"<tr><td>all</td><td>{sum(papers.values())}</td><td>{sum(own.values())}</td><td></td></tr>"
+    head = "".join(f"<th>{name}</th>" for name in ("verdict", "of the papers", "of this book", "meaning"))
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}{total}</tbody>"
+    return f'<table class="counts">{body}</table>\n{criteria()}\n'
 
 
 def criteria() -> str:
@@ -264,7 +270,7 @@ def _choices(ledger: dict) -> str:
     values = {
         "paper": {key: name for key, name in PAPERS.items() if any(r["paper"] == key for r in rows)},
         "part": {name: name for name in PARTS if any(part(r) == name for r in rows)},
-        "verdict": {v: v for v in (*VERDICTS, "open") if ledger["counts"][v]},
+        "verdict": {v: v for v in (*VERDICTS, "open") if any(r["verdict"] == v for r in rows)},
         "kind": {name: name for name in (*KINDS, "definition, formula or remark")},
     }
     selects = "".join(
@@ -297,12 +303,6 @@ def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
     )
 
 
-def _evidence(rows: list) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("", "measured", "predicted", "refuted if"))
-    body = "".join("<tr>" + "".join(f"<td>{typeset(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 def _erratum(row: dict, known: Mapping[str, Box]) -> str:
     places = f'{_chapter(row)}, <a href="ledger.html#{row["id"]}">ledger</a>'
     lines = derived(row["id"], known)
@@ -311,7 +311,7 @@ def _erratum(row: dict, known: Mapping[str, Box]) -> str:
         f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
         f'<span title="{row["id"]}">{_paper(row["paper"])}, {typeset(row["where"])}</span> ({places})</p>'
         f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])}</p>{boxed}"
-        f"{_evidence(row['evidence'])}</div>\n"
+        f"{table(row['evidence'])}</div>\n"
     )
 
 
@@ -322,8 +322,8 @@ def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
         "# Errata and sharper forms\n",
         "Claims whose verdict says something their paper does not, what changes a conclusion first, each with the note "
         "of the chapter that derives it. The page is generated from the ledger. A finding here is a remark between "
-        "colleagues: where one of our readings is wrong, its check should be shown to fail. Of a residual of rounding "
-        "only its limit is shown, such as $10^{-12}$.\n",
+        "colleagues: where one of our readings is wrong, its check should be shown to fail. A residual of rounding, such "
+        "as $10^{-15}$, may be another one on another machine.\n",
     ]
     rows = [row for row in ledger["claims"] if row["verdict"] in WEIGHED]
     for verdict, heading in WEIGHED.items():
@@ -336,7 +336,13 @@ def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
 
 # --- the map ------------------------------------------------------------------------------------
 
-FIRM = ("holds", "sharpened", "reproduced")  # verdicts that leave what rests on a claim as it is
+FIRM = (
+    "holds",
+    "proof repaired",
+    "sharpened",
+    "misprint",
+    "reproduced",
+)  # verdicts that leave what rests on a claim as it is
 MOST = 6  # claims that the map names as the most used
 
 
@@ -594,7 +600,7 @@ def presented(path: Path, known: Mapping[str, Box]) -> str:
 
     for data in _outputs(notebook):
         if MIME in data:
-            data["text/html"] = Card(**data[MIME]).html(_links(data[MIME], known, path.stem))
+            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, path.stem))
         else:
             text = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
             data["text/html"] = IMAGE.sub(_smaller, text)
