@@ -322,8 +322,8 @@ def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
         "# Errata and sharper forms\n",
         "Claims whose verdict says something their paper does not, what changes a conclusion first, each with the note "
         "of the chapter that derives it. The page is generated from the ledger. A finding here is a remark between "
-        "colleagues: where one of our readings is wrong, its check should be shown to fail. A residual of rounding, such "
-        "as $10^{-15}$, may be another one on another machine.\n",
+        "colleagues: where one of our readings is wrong, its check should be shown to fail. A residual of rounding, "
+        "such as $10^{-15}$, may be another one on another machine.\n",
     ]
     rows = [row for row in ledger["claims"] if row["verdict"] in WEIGHED]
     for verdict, heading in WEIGHED.items():
@@ -336,13 +336,8 @@ def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
 
 # --- the map ------------------------------------------------------------------------------------
 
-FIRM = (
-    "holds",
-    "proof repaired",
-    "sharpened",
-    "misprint",
-    "reproduced",
-)  # verdicts that leave what rests on a claim as it is
+#: Verdicts that leave what rests on a claim as it is.
+FIRM = ("holds", "proof repaired", "sharpened", "misprint", "reproduced", "reproduced after a search")
 MOST = 6  # claims that the map names as the most used
 
 
