@@ -110,7 +110,8 @@ def _validate(row: dict) -> None:
 
 def _validate_rule(row: dict, lines: Mapping[str, dict]) -> None:
     rule = row.get("rule", {})
-    if unknown := [name for conditions in rule.values() for name in map(_bare, conditions) if name not in lines]:
+    names = [condition for conditions in rule.values() for condition in conditions]
+    if unknown := [name for name in names if not isinstance(name, str) or _bare(name) not in lines]:
         raise ValueError(f"expected a rule that names lines of evidence, got {unknown}")
     if rule and (row.get("verdict") not in rule or not set(rule) <= VERDICTS.keys() or [*rule.values()][-1]):
         raise ValueError(f"expected a rule of verdicts, the registry's among them, the last for all else, got {rule}")

@@ -1,4 +1,6 @@
-import json
+"""The registry decides: what `check` accepts, refuses and shows, strictly and where a reader plays."""
+
+import copy
 
 import nbformat
 import pytest
@@ -7,7 +9,27 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from moe_book import claims
-from moe_book.claims import MIME, Compared, collect, write_ledger
+from moe_book.claims import MIME, collect
+
+ID, OTHER = "chen-lem-5.1", "chen-rem-c.2"
+LINES = {
+    "ratio": {"says": "largest ratio", "at_most": 2},
+    "tie": {"says": "$x<y$", "close_to": "formula", "within": 0.1, "cases": 2},
+}
+GOOD = {"ratio": 1.9, "tie": [1.0, 2.0], "formula": [1.0, 2.0]}
+ROW = {"paper": "chen2022", "where": "Lemma 5.1", "kind": "inequality", "chapter": "03", "says": "For $a<K$ & b<c."}
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A registry of two claims, which a test may change."""
+    rows = {
+        ID: {"id": ID, **ROW, "verdict": "sharpened", "note": "A note.", "evidence": copy.deepcopy(LINES)},
+        OTHER: {"id": OTHER, **ROW, "verdict": "holds", "evidence": {"x": {"says": "x", "equals": 1}}},
+        "open": {"id": "open", **ROW},
+    }
+    monkeypatch.setattr(claims, "registry", lambda: rows)
+    return rows
 
 
 @pytest.fixture(autouse=True)
@@ -15,130 +37,187 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(claims, "_checked", {})
 
 
-GOOD = {"largest ratio": Compared(1.9, "<=", 2)}
+@pytest.fixture
+def playing(monkeypatch):
+    monkeypatch.setattr(claims, "strict", lambda: False)
 
 
-def test_a_right_verdict_gives_a_card():
-    card = claims.settle("chen-lem-5.1", "sharpened", {**GOOD, "M": 8}, "A note.")
-    bundle = card._repr_mimebundle_()
-    assert bundle[MIME]["verdict"] == "sharpened"
-    assert bundle[MIME]["evidence"] == (
-        ("largest ratio", "1.9", "at most 2", "> 2"),
-        ("M", "8", "", ""),
-    )
-    note = claims.registry()["chen-lem-5.1"]["note"]
-    assert bundle[MIME]["note"] == f"{note} A note." and "chen-lem-5.1" in bundle["text/plain"]
+def test_measured_values_give_a_box(registry):
+    box = claims.settle(ID, GOOD)
+    bundle = box._repr_mimebundle_()
+    assert bundle[MIME]["verdict"] == "sharpened" and bundle[MIME]["note"] == "A note."
+    assert [line["says"] for line in bundle[MIME]["evidence"]] == ["largest ratio", "$x<y$"]
+    assert [line["cases"] for line in bundle[MIME]["evidence"]] == [1, 2]
+    assert ID in bundle["text/plain"] and "1.9 | refuted if > 2" in bundle["text/plain"]
 
 
-def test_a_card_is_typeset_and_escaped(monkeypatch):
-    row = claims.registry()["chen-lem-5.1"] | {"says": "For $a<K$ & b<c.", "criterion": "None.", "criterion_set": "x"}
-    monkeypatch.setattr(claims, "registry", lambda: {"chen-lem-5.1": row})
-    shown = claims.settle("chen-lem-5.1", "sharpened", {"$x<y$": Compared(1.9, "<=", 2)}).html()
-    assert r"For \(a&lt;K\) &amp; b&lt;c." in shown and r"<td>\(x&lt;y\)</td><td>1.9</td>" in shown
-    assert "<th>measured</th><th>predicted</th><th>refuted if</th>" in shown and "None. (Set x.)" in shown
+def test_a_box_is_typeset_and_escaped_and_folds_its_criterion(registry):
+    registry[ID] |= {"criterion": "None.", "criterion_set": "before the rows"}
+    shown = claims.settle(ID, GOOD).html()
+    assert r"For \(a&lt;K\) &amp; b&lt;c." in shown and r'<th scope="row">\(x&lt;y\)</th>' in shown
+    assert "<summary>The criterion, set before the rows</summary><p>None.</p></details>" in shown
 
 
-def test_outside_a_notebook_the_card_is_printed(capsys):
-    claims.check("chen-lem-5.1", "sharpened", GOOD, "A note.")
-    assert capsys.readouterr().out.startswith("[sharpened] chen-lem-5.1 (Chen et al. (2022)")
+def test_outside_a_notebook_the_box_is_printed(registry, capsys):
+    claims.check(ID, **GOOD)
+    assert capsys.readouterr().out.startswith("[sharpened] chen-lem-5.1 (Chen et al. (2022), Lemma 5.1)")
 
 
-def test_false_verdict_is_refused():
-    with pytest.raises(AssertionError, match=r"finds 'holds'.*expects 'sharpened'"):
-        claims.check("chen-lem-5.1", "holds", GOOD)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ratio": 2.1}, r"refuted by ratio: 2.1 \(> 2\)"),
+        ({"ratio": float("nan")}, "refuted by ratio"),
+        ({"tie": [1.0, 2.2]}, "refuted by tie: 2.2, predicted 2 .2, nearest of 2. .farther than 0.1"),
+        ({"tie": [1.0], "formula": [1.0]}, "tie: expected 2 cases, got 1"),
+    ],
+)
+def test_what_is_refuted_stops_the_build(registry, change, message):
+    with pytest.raises(AssertionError, match=message):
+        claims.check(ID, **GOOD | change)
 
 
-def test_false_evidence_is_refused_whatever_the_verdict():
-    with pytest.raises(AssertionError, match=r"refuted by largest ratio: Compared\(value=2.1"):
-        claims.check("chen-lem-5.1", "sharpened", {"largest ratio": Compared(2.1, "<=", 2)})
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("ratio"), r"chen-lem-5.1: expected measured values for .* missing \['ratio'\]"),
+        (lambda m: m.pop("formula"), r"missing \['formula'\]"),
+        (lambda m: m.update(more=1), r"got also \['more'\]"),
+    ],
+)
+def test_names_are_those_of_the_registry(registry, change, message):
+    measured = dict(GOOD)
+    change(measured)
+    with pytest.raises(ValueError, match=message):
+        claims.check(ID, **measured)
 
 
-def test_nan_refutes():
-    with pytest.raises(AssertionError, match="refuted"):
-        claims.check("chen-lem-5.1", "sharpened", {"largest ratio": Compared(float("nan"), "<=", 2)})
-
-
-def test_unknown_id_and_verdict_are_refused():
+def test_unknown_and_open_claims_are_refused(registry):
     with pytest.raises(ValueError, match="claim_id: expected an id of the registry, got 'chen-lem-99'"):
-        claims.check("chen-lem-99", "holds", {})
-    with pytest.raises(ValueError, match="verdict: expected one of"):
-        claims.check("chen-lem-5.1", "true", {})
+        claims.check("chen-lem-99")
+    with pytest.raises(ValueError, match="'open' is open in the registry"):
+        claims.check("open", ratio=1)
 
 
-def test_a_claim_without_an_expected_verdict_stays_open(monkeypatch):
-    rows = claims.registry()
-    still_open = {field: value for field, value in rows["chen-lem-5.1"].items() if field != "verdict"}
-    monkeypatch.setattr(claims, "registry", lambda: rows | {"chen-lem-5.1": still_open})
-    with pytest.raises(ValueError, match="is open in the registry"):
-        claims.check("chen-lem-5.1", "sharpened", GOOD)
-
-
-def test_a_claim_checked_twice_is_refused():
-    claims.check("chen-lem-5.1", "sharpened", GOOD)
+def test_a_claim_checked_twice_is_refused(registry):
+    claims.check(ID, **GOOD)
     with pytest.raises(ValueError, match="was checked before"):
-        claims.check("chen-lem-5.1", "sharpened", GOOD)
+        claims.check(ID, **GOOD)
 
 
-def test_a_refused_check_leaves_no_trace():
-    with pytest.raises(AssertionError):
-        claims.check("chen-lem-5.1", "holds", GOOD)
-    claims.check("chen-lem-5.1", "sharpened", GOOD)
+# --- a verdict that the data choose ---------------------------------------------------------------
 
 
-def test_evidence_that_cannot_fail_is_refused():
-    with pytest.raises(ValueError, match="evidence: expected at least one comparison"):
-        claims.check("chen-lem-5.1", "sharpened", {"M": 8})
+@pytest.mark.parametrize(
+    ("text", "gap", "expected"),
+    [("enwik8", 1.0, "reproduced"), ("enwik8", -1.0, "differs"), ("man", 1.0, "untested"), ("man", -1.0, "untested")],
+)
+def test_a_rule_takes_the_first_verdict_whose_conditions_hold(registry, text, gap, expected):
+    registry[ID] |= {
+        "evidence": {"text": {"says": "text", "equals": "enwik8"}, "gap": {"says": "gap", "above": 0}},
+        "rule": {"untested": ["not text"], "reproduced": ["gap"], "differs": []},
+        "verdict": expected,
+    }
+    assert claims.settle(ID, {"text": text, "gap": gap}).verdict == expected
+    registry[ID]["verdict"] = "holds"
+    claims._checked.clear()
+    with pytest.raises(AssertionError, match=f"the chapter finds '{expected}', the registry expects 'holds'"):
+        claims.check(ID, text=text, gap=gap)
 
 
-SHARPENED = "'chen-lem-5.1', 'sharpened', {'ratio': Compared(1.9, '<=', 2)}, 'note'"
+def test_a_finding_holds_the_numbers_of_the_run(registry):
+    registry[ID] |= {"finding": "Over {seeds} seeds the ratio is {ratio:.1f}."}
+    assert claims.settle(ID, {**GOOD, "seeds": 3}).finding == "Over 3 seeds the ratio is 1.9."
+
+
+# --- playing --------------------------------------------------------------------------------------
+
+
+def test_where_a_reader_plays_a_box_never_stops_anything(registry, playing, capsys):
+    for change in (
+        {"ratio": 2.1},
+        {"ratio": float("nan")},
+        {"tie": [1.0], "formula": [1.0]},
+        {"tie": {"a": 1, "b": 2}},
+    ):
+        claims.check(ID, **GOOD | change)
+        shown = capsys.readouterr().out
+        assert shown.startswith("[not the chapter's numbers] chen-lem-5.1") and "<-" in shown
+    claims.check(ID, **GOOD)
+    assert capsys.readouterr().out.startswith("[sharpened]"), "and may be run again"
+
+
+def test_lines_that_moved_are_marked(registry, playing):
+    html = claims.settle(ID, GOOD | {"ratio": 3}).html()
+    assert html.count("claim-line-moved") == 1 and "claim-moved" in html
+
+
+def test_a_box_of_ones_own_needs_no_registry(playing, capsys):
+    lines = {"share": {"says": "share of expert 1", "close_to": 0.125, "within": 0.01}}
+    claims.try_("Experts share alike.", lines, share=0.12)
+    claims.try_("Experts share alike.", lines, share=0.5)
+    shown = capsys.readouterr().out
+    assert "[your check: holds] try" in shown and "[your check: refuted] try" in shown
+    with pytest.raises(ValueError, match=r"missing \['share'\]"):
+        claims.try_("Experts share alike.", lines)
+
+
+def test_strict_is_set_by_build_and_tests_only(monkeypatch):
+    assert claims.strict(), "in a test"
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    monkeypatch.delenv("MOE_BOOK_STRICT", raising=False)
+    assert not claims.strict()
+    monkeypatch.setenv("MOE_BOOK_STRICT", "1")
+    assert claims.strict()
+
+
+# --- the ledger -----------------------------------------------------------------------------------
+
+CALL = "claims.check('chen-rem-c.2', kappa={'a': 1, 'b': 1, 'c': 1, 'd': 1, 'e': 1, 'f': 1}, peak=1)"
 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    """Two executed notebooks of one card each; one kernel ran the cells of both."""
-    calls = {"03_a": SHARPENED, "04_b": "'chen-rem-c.2', 'holds', {'x': Compared(1, '==', 1)}"}
-    setup = nbformat.v4.new_code_cell("from moe_book import claims\nfrom moe_book.claims import Compared")
-    cards = [nbformat.v4.new_code_cell(f"claims.check({call})") for call in calls.values()]
-    NotebookClient(nbformat.v4.new_notebook(cells=[setup, *cards]), kernel_name="python3").execute()
-    folder = tmp_path_factory.mktemp("notebooks")
-    paths = [folder / f"{name}.ipynb" for name in calls]
-    for path, card in zip(paths, cards, strict=True):
-        nbformat.write(nbformat.v4.new_notebook(cells=[setup, card]), path)
-    return paths
+    """An executed notebook of one box."""
+    cells = [nbformat.v4.new_code_cell(s) for s in ("from moe_book import claims", CALL)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, kernel_name="python3").execute()
+    path = tmp_path_factory.mktemp("notebooks") / "03_a.ipynb"
+    nbformat.write(notebook, path)
+    return path
 
 
-def test_the_ledger_holds_every_claim_and_what_the_cards_say(executed, tmp_path):
-    mutants = {"chen-lem-5.1": [{"name": "a", "outcome": "refused"}]}
-    ledger = write_ledger(executed, mutants, tmp_path / "ledger.json")
+def test_the_ledger_holds_every_claim_and_what_the_boxes_say(executed):
+    mutants = {OTHER: [{"name": "a", "outcome": "refused"}]}
+    ledger = collect([executed], mutants)
     rows = {r["id"]: r for r in ledger["claims"]}
     assert list(rows) == list(claims.registry())
-    assert rows["chen-lem-5.1"]["verdict"] == "sharpened" and rows["chen-lem-5.1"]["notebook"] == "03_a"
-    assert rows["chen-lem-5.1"]["evidence"] == [["ratio", "1.9", "at most 2", "> 2"]]
-    assert rows["chen-lem-5.1"]["mutants"] == mutants["chen-lem-5.1"] and rows["chen-rem-c.2"]["mutants"] == []
-    # a registry verdict without a card in a notebook is not done
-    assert rows["chen-thm-4.1"]["verdict"] == "open" and "evidence" not in rows["chen-thm-4.1"]
-    assert sum(ledger["counts"].values()) == len(rows) and ledger["counts"]["open"] == len(rows) - 2
-    assert json.loads((tmp_path / "ledger.json").read_text()) == collect(executed, mutants) == ledger
+    assert rows[OTHER]["verdict"] == "holds" and rows[OTHER]["notebook"] == "03_a"
+    assert rows[OTHER]["evidence"][0]["cases"] == 6 and rows[OTHER]["mutants"] == mutants[OTHER]
+    # a registry verdict without a box in a notebook is not done
+    assert rows[ID]["verdict"] == "open" and "evidence" not in rows[ID]
+    papers, own = ledger["counts"]["papers"], ledger["counts"]["book"]
+    assert sum(papers.values()) + sum(own.values()) == len(rows)
+    assert own["open"] == sum(row["paper"] == "book" for row in claims.registry().values())
 
 
-def test_two_cards_for_one_claim_are_refused(executed, tmp_path):
+def test_two_boxes_for_one_claim_are_refused(executed, tmp_path):
     again = tmp_path / "05_c.ipynb"
-    again.write_text(executed[0].read_text())
-    with pytest.raises(ValueError, match="has a card in 03_a already"):
-        collect([*executed, again], {})
+    again.write_text(executed.read_text())
+    with pytest.raises(ValueError, match="has a box in 03_a already"):
+        collect([executed, again], {})
 
 
-def test_a_card_that_contradicts_the_registry_is_refused(executed, tmp_path):
+def test_a_box_that_contradicts_the_registry_is_refused(executed, tmp_path):
     forged = tmp_path / "03_a.ipynb"
-    forged.write_text(executed[0].read_text().replace('"verdict": "sharpened"', '"verdict": "holds"'))
+    forged.write_text(executed.read_text().replace('"verdict": "holds"', '"verdict": "fails"'))
     with pytest.raises(ValueError, match="not what the registry says"):
         collect([forged], {})
 
 
 def test_running_a_cell_again_is_allowed_but_a_second_cell_is_not():
-    setup = "from moe_book import claims\nfrom moe_book.claims import Compared"
-    sources = setup, f"claims.check({SHARPENED})", f"x = 1; claims.check({SHARPENED})"
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    cells = [nbformat.v4.new_code_cell(s) for s in ("from moe_book import claims", CALL, f"x = 1; {CALL}")]
+    nb = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(nb, kernel_name="python3")
     with client.setup_kernel():
         for index in (0, 1, 1):
@@ -147,27 +226,36 @@ def test_running_a_cell_again_is_allowed_but_a_second_cell_is_not():
             client.execute_cell(nb.cells[2], 2)
 
 
+# --- the file -------------------------------------------------------------------------------------
+
+
 def test_registry_keeps_every_id_once_with_known_fields():
     rows = yaml.safe_load((claims.files("moe_book") / "claims.yml").read_text())
     assert len({r["id"] for r in rows}) == len(rows) == len(claims.registry())
     for r in rows:
         assert {"id", "paper", "where", "kind", "chapter", "says"} <= set(r)
+        assert ("verdict" in r) == ("evidence" in r), f"{r['id']}: a verdict and what decides it come together"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        ("id: chen-lem-c.4", "id: chen-lem-c.3"),
-        ("verdict: holds", "verdict: true-ish"),
-        ("paper: chen2022", "paper: chen"),
+        (("id: chen-lem-c.4", "id: chen-lem-c.3"), "id 'chen-lem-c.3' appears twice"),
+        (("verdict: holds", "verdict: true-ish"), "chen-def-3.1: expected a verdict of"),
+        (("paper: chen2022", "paper: chen"), "chen-def-3.1: expected a paper of"),
+        (("inside: [1.99, 2]", "inside: [2, 2]"), "chen-lem-c.3: ratios: expected low < high"),
+        (("- id: chen-lem-c.4", "- id: chen-lem-c.4\n  rule: {holds: [none], fails: []}"), "names lines of evidence"),
+        (("paper: chen2022", "paper: chen: 2022"), "mapping values are not allowed here"),
     ],
 )
-def test_a_damaged_registry_is_refused(change, tmp_path, monkeypatch):
-    text = (claims.files("moe_book") / "claims.yml").read_text().replace(*change, 1)
-    (tmp_path / "claims.yml").write_text(text)
+def test_a_slip_in_the_registry_is_one_line(change, message, tmp_path, monkeypatch):
+    text = (claims.files("moe_book") / "claims.yml").read_text()
+    assert change[0] in text
+    (tmp_path / "claims.yml").write_text(text.replace(*change, 1))
     monkeypatch.setattr(claims, "files", lambda _: tmp_path)
-    with pytest.raises(ValueError, match=r"claims.yml"):
+    with pytest.raises(ValueError, match=rf"claims.yml: .*{message}") as refused:
         claims.registry.__wrapped__()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

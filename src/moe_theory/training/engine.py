@@ -3,7 +3,7 @@
 Each example touches one expert, and of its patches only those that are no multiples of known signals enter a
 product (`parts`), grouped by expert (`grouped`). A step then costs about 4 n d M operations in the router,
 forward and back, and 4 n (P-3) d J in the experts, whatever M is. `benchmarks/` sets the time against the
-operations and the bytes.
+operations and the bytes. What is not the paper's takes the path of `plain`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +16,22 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
-from moe_theory.models.experts import ACTIVATIONS
+from moe_theory.models.experts import Activation
 from moe_theory.streams import stream
 from moe_theory.tasks.patches import PatchBatch
 from moe_theory.training.grouped import Dispatch, Experts, dispatch
-from moe_theory.training.parts import take_apart
+from moe_theory.training.parts import described, take_apart
+from moe_theory.training.plain import (
+    Elementwise,
+    GateFunction,
+    Layer,
+    Noise,
+    RouterFunction,
+    linear_router,
+    resolve_activation,
+    resolve_noise,
+    softmax_gate,
+)
 from moe_theory.training.variants import VARIANTS, Variant
 
 
@@ -160,7 +171,7 @@ def train_patch_moe(
     *,
     experts: int = 8,
     filters: int = 16,
-    activation: str = "cubic",
+    activation: str | Activation | Elementwise = "cubic",
     steps: int,
     seeds: tuple[int, ...] = (0,),
     eta: float = 1e-3,
@@ -170,6 +181,9 @@ def train_patch_moe(
     balance: float = 0.0,
     same_start: bool = False,
     variant: str = "as written",
+    noise: str | tuple[str, float] | Noise = "uniform",
+    gate: GateFunction = softmax_gate,
+    router: RouterFunction = linear_router,
     record_every: int = 100,
     measure: Callable[[dict[str, Tensor]], dict] | None = None,
 ) -> list[Run]:
@@ -180,10 +194,14 @@ def train_patch_moe(
     is the softmax of the noiseless logits. An expert without a gradient stays where it is. The
     defaults are those of Appendix A.2; the paper names no sigma_0.
 
+    Patches or labels that the batch's coefficients do not describe, and noise, gate or router of one's own, are trained
+    by automatic differentiation, some times slower (`moe_theory.training.plain`).
+
     Args:
-        train, test: batches of `PatchTask.sample`, on the device and in the dtype to train with.
+        train, test: batches of `PatchTask.sample`, on the device and in the dtype to train with; their patches and
+            labels may be replaced by others.
         experts, filters: M and J; in the released variant J is even, half for each logit.
-        activation: a key of `moe_theory.models.experts.ACTIVATIONS`.
+        activation: a key of `moe_theory.models.experts.ACTIVATIONS`, an `Activation`, or a function of a tensor.
         steps: number T of full-batch iterations, at least 1.
         seeds: one run each; a seed draws the initialization and the routing noise.
         eta, eta_r: learning rates of experts and router, > 0.
@@ -192,56 +210,93 @@ def train_patch_moe(
         balance: coefficient of the load-balancing loss, >= 0.
         same_start: whether all experts start from the same weights.
         variant: a key of `moe_theory.training.variants.VARIANTS`.
+        noise: "uniform" or "gaussian", one of them with a scale, `("uniform", 0.3)`, or a function of a NumPy generator
+            and a shape (M, n) that draws an array of that shape.
+        gate: a function of logits (n, M) and selected experts (n,) that gives the factors (n,) of their outputs.
+        router: a function of patches (n, P, d) and weights theta (d, M), zero at the start, that gives logits (n, M).
         record_every: steps between two entries of `Run.history`, at least 1.
         measure: called with the parameters after each recorded step; its dict joins the entry.
 
     Raises:
-        ValueError: for an argument of another kind or outside its range, naming it, or a batch whose patches
-            are not those that its coefficients describe. All are looked at before the first step.
+        ValueError: for an argument of another kind or outside its range, naming it, or a released variant with data,
+            noise, gate or router of one's own. All are looked at before the first step.
     """
-    kinds = {"train": PatchBatch, "test": PatchBatch, "seeds": Iterable, "measure": Callable | None}
-    kinds |= {"normalized": bool | np.bool_, "same_start": bool | np.bool_}
-    given = dict(train=train, test=test, seeds=seeds, measure=measure, normalized=normalized, same_start=same_start)
-    for name, value in given.items():
-        check.instance(name, value, kinds[name])
-    seeds = [check.integer("seeds", seed, 0) for seed in seeds]
-    check.tensor("test", test.x, "n", "P", train.x.shape[2])
-    for name, value in {"experts": experts, "steps": steps, "record_every": record_every}.items():
-        check.integer(name, value, 1)
-    for name, value in {"eta": eta, "eta_r": eta_r, "sigma_0": sigma_0}.items():
-        check.positive(name, value)
-    check.not_negative("balance", balance)
-    sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)]
-    how = VARIANTS[check.choice("variant", variant, VARIANTS)]
-    if check.integer("filters", filters, 1) % 2 and how.biases:
-        raise ValueError(f"filters: expected an even number, half for each logit, got {filters}")
-    a = output_signs(filters, how).to(train.y)
-    data, held_out = (
-        Experts(take_apart(name, batch, sigma, how.input_scale, how.biases), a, sigma)
-        for name, batch in (("train", train), ("test", test))
-    )
+    seeds, how, sigma = _checked(locals())
+    paths = _plain if _own(train, test, noise, gate, router, sigma, how) else _fast
+    if paths is _plain and how.biases:
+        raise ValueError("variant: expected 'as written' with data, noise, gate or router of your own, got " + variant)
+    layer = Layer(sigma.value, router, gate, resolve_noise(noise))
+    step, tested = paths(layer, train, test, sigma, how, filters, balance)
     runs = []
     for seed in seeds:
-        W = how.initial(train.x.shape[2], experts, filters, sigma_0, seed).to(a)
+        W = how.initial(train.x.shape[2], experts, filters, sigma_0, seed).to(train.y)
         W = W[:1].repeat(experts, 1, 1) if same_start else W
-        theta, history = a.new_zeros(train.x.shape[2], experts), []
-        options = dict(steps=steps, seed=seed, eta=eta, eta_r=eta_r, normalized=normalized, balance=balance)
-        for t, loss, last in _descent(data, theta, W, how, **options):
+        theta, history = train.y.new_zeros(train.x.shape[2], experts), []
+        options = dict(steps=steps, seed=seed, eta=eta, eta_r=eta_r, normalized=normalized)
+        for t, loss, last in _descent(step, theta, W, how, **options):
             if last or t % record_every == 0:
-                entry = {"step": t, "loss": loss, **tested(held_out, theta, W, how, seed=seed, step=t)}
+                entry = {"step": t, "loss": loss, **tested(theta, W, seed=seed, step=t)}
                 history.append({**entry, **(measure({"theta": theta, "W": W}) if measure else {})})
         end = history[-1]
         runs.append(Run(seed, end["test_accuracy"], end["dispatch_entropy"], history, {"theta": theta, "W": W}))
     return runs
 
 
+def _checked(given: dict) -> tuple[list[int], Variant, Activation]:
+    """The seeds, variant and activation of `train_patch_moe`, whose arguments are looked at here."""
+    kinds = {"train": PatchBatch, "test": PatchBatch, "seeds": Iterable, "measure": Callable | None}
+    kinds |= {"normalized": bool | np.bool_, "same_start": bool | np.bool_, "gate": Callable, "router": Callable}
+    for name, kind in kinds.items():
+        check.instance(name, given[name], kind)
+    seeds = [check.integer("seeds", seed, 0) for seed in given["seeds"]]
+    check.tensor("test", given["test"].x, "n", "P", given["train"].x.shape[2])
+    for name in ("experts", "steps", "record_every"):
+        check.integer(name, given[name], 1)
+    for name in ("eta", "eta_r", "sigma_0"):
+        check.positive(name, given[name])
+    check.not_negative("balance", given["balance"])
+    how = VARIANTS[check.choice("variant", given["variant"], VARIANTS)]
+    if check.integer("filters", given["filters"], 1) % 2 and how.biases:
+        raise ValueError(f"filters: expected an even number, half for each logit, got {given['filters']}")
+    return seeds, how, resolve_activation(given["activation"])
+
+
+def _own(train: PatchBatch, test: PatchBatch, noise, gate, router, sigma: Activation, how: Variant) -> bool:
+    """Whether something is not the paper's, so that the products of this module do not apply."""
+    paper = noise == "uniform" and gate is softmax_gate and router is linear_router
+    return not (paper and all(map(described, (train, test))))
+
+
+def _fast(layer: Layer, train: PatchBatch, test: PatchBatch, sigma: Activation, how: Variant, filters: int, balance):
+    """A step's gradients and a test's results, by the products of this module."""
+    a = output_signs(filters, how).to(train.y)
+    data, held_out = (
+        Experts(take_apart(name, batch, sigma, how.input_scale, how.biases), a, sigma)
+        for name, batch in (("train", train), ("test", test))
+    )
+
+    def step(theta: Tensor, W: Tensor, rng: np.random.Generator):
+        return gradients(data, theta, W, uniform(data, len(W), rng), how, balance)
+
+    return step, lambda theta, W, **when: tested(held_out, theta, W, how, **when)
+
+
+def _plain(layer: Layer, train: PatchBatch, test: PatchBatch, sigma: Activation, how: Variant, filters: int, balance):
+    """The same by automatic differentiation."""
+
+    def step(theta: Tensor, W: Tensor, rng: np.random.Generator):
+        return layer.gradients(train, theta, W, rng, balance)
+
+    return step, lambda theta, W, **when: layer.tested(test, theta, W)
+
+
 def _descent(
-    data: Experts, theta, W, how: Variant, *, steps: int, seed: int, eta, eta_r, normalized: bool, balance: float
+    step: Callable, theta, W, how: Variant, *, steps: int, seed: int, eta, eta_r, normalized: bool
 ) -> Iterator[tuple[int, float, bool]]:
     """The steps of one run, in place: the number of each, the loss before it, and whether it is the last."""
     rng, least = stream(seed, "routing noise"), torch.inf
     for t in range(1, steps + 1):
-        loss, to_theta, to_W = gradients(data, theta, W, uniform(data, len(W), rng), how, balance)
+        loss, to_theta, to_W = step(theta, W, rng)
         stop = how.stops(loss.item(), least)
         least = min(least, loss.item())
         if not stop:

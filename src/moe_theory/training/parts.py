@@ -39,6 +39,21 @@ class Parts:
     cluster: Int[Tensor, " n"]
 
 
+def _signals(batch: PatchBatch) -> tuple[Float[Tensor, "S d"], Float[Tensor, "3 n"], Int[Tensor, "3 n"]]:
+    """The signals, and for the three patches that hold one, its coefficient and its number."""
+    u = torch.cat([batch.v, batch.c])
+    s = torch.stack([batch.y * batch.alpha, batch.beta, batch.epsilon * batch.gamma])
+    return u, s, torch.stack([batch.cluster, batch.cluster + len(batch.v), batch.other])
+
+
+def described(batch: PatchBatch) -> bool:
+    """Whether a batch's patches are those that its coefficients describe, up to rounding."""
+    u, s, k = _signals(batch)
+    off = (batch.patch(role) - s[q, :, None] * u[k[q]] for q, role in enumerate(range(SIGNAL, NOISE)))
+    room = 8 * torch.finfo(u.dtype).eps * s.abs().amax(1)
+    return all(bool(o.abs().max() <= limit) for o, limit in zip(off, room, strict=True))
+
+
 def take_apart(
     name: str, batch: PatchBatch, sigma: Activation, input_scale: float = 1.0, biases: bool = False
 ) -> Parts:
@@ -47,13 +62,9 @@ def take_apart(
     Raises:
         ValueError: if the patches are not those that the batch's coefficients describe.
     """
-    u = torch.cat([batch.v, batch.c])
-    s = torch.stack([batch.y * batch.alpha, batch.beta, batch.epsilon * batch.gamma])
-    k = torch.stack([batch.cluster, batch.cluster + len(batch.v), batch.other])
-    for q, role in enumerate(range(SIGNAL, NOISE)):
-        off = (batch.patch(role) - s[q, :, None] * u[k[q]]).abs().max()
-        if not off <= 8 * torch.finfo(u.dtype).eps * s[q].abs().max():
-            raise ValueError(f"{name}: its patches differ by up to {off:.1e} from what its coefficients describe")
+    if not described(batch):
+        raise ValueError(f"{name}: expected the patches that its coefficients describe, got others")
+    u, s, k = _signals(batch)
     p = sigma.degree
     powers = () if p is None else tuple(range(0 if biases else p, p + 1))
     by_product = range(NOISE if powers else SIGNAL, batch.role.shape[1])

@@ -1,0 +1,133 @@
+"""Algorithm 1 by automatic differentiation: slower than `engine.py`, for what is not the paper's.
+
+Data, routing noise, gate and router may each be another one; `train_patch_moe` comes here when one is. On what is the
+paper's, both take the same steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from moe_theory import _validate as check
+from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
+from moe_theory.models.experts import ACTIVATIONS, Activation
+from moe_theory.models.rules import top1_noisy
+from moe_theory.tasks.patches import PatchBatch
+from moe_theory.training.dispatched import balancing_loss
+from moe_theory.training.variants import logistic_loss
+
+Elementwise = Callable[[Tensor], Tensor]
+Noise = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+GateFunction = Callable[[Float[Tensor, "n M"], Int[Tensor, " n"]], Float[Tensor, " n"]]
+RouterFunction = Callable[[Float[Tensor, "n P d"], Float[Tensor, "d M"]], Float[Tensor, "n M"]]
+
+#: Laws of the routing noise by name, at scale 1.
+LAWS: dict[str, Noise] = {
+    "uniform": lambda rng, shape: rng.random(shape, dtype=np.float32),
+    "gaussian": lambda rng, shape: rng.standard_normal(shape, dtype=np.float32),
+}
+
+
+def softmax_gate(h: Float[Tensor, "n M"], m: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The gate value of Chen et al.: the softmax probability of the expert selected, from the noiseless logits."""
+    return h.softmax(1).gather(1, m[:, None]).squeeze(1)
+
+
+def linear_router(x: Float[Tensor, "n P d"], theta: Float[Tensor, "d M"]) -> Float[Tensor, "n M"]:
+    """The logits of Chen et al.: `h_m(x) = sum_p <theta_m, x_p>`."""
+    return x.sum(1) @ theta
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The patch MoE with one function for each of its parts.
+
+    Attributes:
+        sigma: the activation, elementwise.
+        router: `router(x, theta)` gives the logits (n, M).
+        gate: `gate(h, m)` gives the factor (n,) in front of the selected experts' outputs.
+        noise: `noise(rng, (M, n))` draws what the selection adds to the logits in training.
+    """
+
+    sigma: Elementwise
+    router: RouterFunction = linear_router
+    gate: GateFunction = softmax_gate
+    noise: Noise = LAWS["uniform"]
+
+    def draw(self, like: Tensor, M: int, rng: np.random.Generator) -> Float[Tensor, "n M"]:
+        """Routing noise for the examples in `like`."""
+        found = check.array("noise", self.noise(rng, (M, len(like)))).to(like)
+        if found.shape != (M, len(like)):
+            raise ValueError(f"noise: expected draws of shape {(M, len(like))}, got {tuple(found.shape)}")
+        return found.T
+
+    def forward(self, x: Float[Tensor, "n P d"], theta: Tensor, W: Float[Tensor, "M J d"], noise: Tensor | None = None):
+        """Outputs F(x_i) (n,), logits (n, M) and the selected experts (n,); without noise the test-time rule."""
+        h = self.router(x, theta)
+        if h.shape != (len(x), len(W)):
+            raise ValueError(f"router: expected logits of shape {(len(x), len(W))}, got {tuple(h.shape)}")
+        m = top1_noisy(h, noise)
+        f = x.new_zeros(len(x))
+        for expert, filters in enumerate(W):
+            at = (m == expert).nonzero().squeeze(1)
+            f = f.index_put((at,), self.sigma(x[at] @ filters.T).sum((1, 2)))
+        return self.gate(h, m) * f, h, m
+
+    def gradients(self, batch: PatchBatch, theta: Tensor, W: Tensor, rng: np.random.Generator, balance: float):
+        """The loss (3.3) at fresh routing noise, and its gradients in theta and W, a balancing loss included."""
+        theta, W = (t.detach().requires_grad_() for t in (theta, W))
+        with torch.enable_grad():
+            F, h, m = self.forward(batch.x, theta, W, self.draw(batch.x, len(W), rng))
+            loss = logistic_loss(batch.y * F).mean()
+            whole = loss + balance * balancing_loss(h.softmax(1), m) if balance else loss
+            slopes = torch.autograd.grad(whole, (theta, W), allow_unused=True, materialize_grads=True)
+        return loss.detach(), *slopes
+
+    def tested(self, batch: PatchBatch, theta: Tensor, W: Tensor) -> dict:
+        """Test accuracy, dispatch entropy and table, as the engine gives them."""
+        F, _, m = self.forward(batch.x, theta, W)
+        return {
+            "test_accuracy": float((batch.y * F > 0).double().mean()),
+            "dispatch_entropy": dispatch_entropy(batch.cluster, m),
+            "dispatch": dispatch_counts(batch.cluster, m, len(W)),
+        }
+
+
+def resolve_activation(value: str | Activation | Elementwise) -> Activation:
+    """An activation by its name, or one's own: a function of a tensor, elementwise, whose slope autograd takes.
+
+    Raises:
+        ValueError: for another name, or what cannot be called.
+    """
+    if isinstance(value, Activation):
+        return value
+    return Activation(value, partial(_slope, value)) if callable(value) else _named(value)
+
+
+def _named(value: str) -> Activation:
+    return ACTIVATIONS[check.choice("activation", value, ACTIVATIONS)]
+
+
+def _slope(value: Elementwise, z: Tensor) -> Tensor:
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        return torch.autograd.grad(value(z).sum(), z)[0]
+
+
+def resolve_noise(value: str | tuple[str, float] | Noise) -> Noise:
+    """Routing noise by its law, by law and scale, or a function of one's own.
+
+    Raises:
+        ValueError: for another law, or a scale that is not > 0.
+    """
+    if callable(value):
+        return value
+    law, scale = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+    draw = LAWS[check.choice("noise", law, LAWS)]
+    check.positive("noise", scale)
+    return draw if scale == 1 else lambda rng, shape: scale * draw(rng, shape)

@@ -1,0 +1,64 @@
+"""A reader changes what a chapter suggests: every one of its three edits runs to the end, without a word of error."""
+
+import ast
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from moe_book import claims, figures
+
+CHAPTERS = sorted((Path(__file__).parents[2] / "notebooks").glob("[0-9]*.ipynb"))
+HEADING = "## Change one thing"
+ITEM = re.compile(r"^\d\. Set ((?:`\w+ = [^`]+`(?: and )?)+)\.? ?(.*)", re.MULTILINE)
+
+
+def edits(path: Path) -> list[tuple[str, str]]:
+    """The edits that a chapter suggests, as Python statements, and what it says to expect."""
+    cells = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown" and HEADING in c.source]
+    assert len(cells) == 1, f"{path.name}: expected one section {HEADING!r}, found {len(cells)}"
+    return [("\n".join(re.findall(r"`([^`]+)`", code)), text) for code, text in ITEM.findall(cells[0])]
+
+
+def parameters(path: Path) -> dict[str, object]:
+    """What the first cell of a chapter sets."""
+    (cell,) = [c for c in nbformat.read(path, 4).cells if "parameters" in c.metadata.get("tags", [])]
+    body = ast.parse(cell.source).body
+    return {ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in body}
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_chapter_suggests_three_edits_of_its_first_cell(path):
+    suggested, known = edits(path), parameters(path)
+    assert len(suggested) == 3
+    for code, text in suggested:
+        for node in ast.parse(code).body:
+            name, value = ast.unparse(node.targets[0]), ast.literal_eval(node.value)
+            assert name in known and value != known[name], f"{path.name}: {code} changes nothing"
+        assert len(text.split()) >= 5, f"{path.name}: {code} does not say what to expect"
+
+
+def play(path: Path, code: str) -> None:
+    """Run a chapter with an edit behind its first cell, drawing nothing."""
+    names: dict[str, object] = {"__name__": "__main__", "display": lambda *shown: None}
+    for cell in nbformat.read(path, 4).cells:
+        if cell.cell_type == "code":
+            source = cell.source + f"\n{code}" * ("parameters" in cell.metadata.get("tags", []))
+            exec(compile(source, f"{path.name}, {cell.id}", "exec"), names)
+
+
+CASES = [(path, i) for path in CHAPTERS for i in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "i"), CASES, ids=lambda v: v.stem if isinstance(v, Path) else str(v + 1))
+def test_what_a_chapter_suggests_runs(path, i, monkeypatch):
+    monkeypatch.setattr(claims, "strict", lambda: False)
+    monkeypatch.setattr(claims, "_checked", {})
+    monkeypatch.setattr(figures, "show", lambda figure, caption, alt: figures.plt.close(figure))
+    monkeypatch.setattr(figures, "table", lambda frame, caption, digits=2: None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        play(path, edits(path)[i][0])
