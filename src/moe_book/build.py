@@ -24,6 +24,7 @@ import yaml
 
 from moe_book import api, claims, pages
 from moe_book.experiments.registry import ENTRIES
+from moe_book.glue import glued, put_in
 from moe_book.sabotage.registry import outcomes_by_claim
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,17 +209,19 @@ def stage(source: Path, config: str) -> dict:
     ledger = claims.collect((EXECUTED / n.name for n in chapters()), outcomes_by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
     boxes = pages.boxes(EXECUTED / n.name for n in chapters())
+    numbers = glued(EXECUTED / n.name for n in chapters())
     with ProcessPoolExecutor(os.cpu_count()) as pool:  # most of the time goes into making pictures smaller
-        texts = pool.map(pages.presented, (EXECUTED / n.name for n in chapters()), itertools.repeat(boxes))
+        shared = itertools.repeat(boxes), itertools.repeat(numbers)
+        texts = pool.map(pages.presented, (EXECUTED / n.name for n in chapters()), *shared)
         wanted |= {f"notebooks/{n.name}": text.encode() for n, text in zip(chapters(), texts, strict=True)}
-    wanted |= {f"book/{p.name}": p.read_bytes() for p in (ROOT / "book").glob("*.md")}
+    prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     generated["_citations.md"] = pages.citations(citation, yaml.safe_load(config)["copyright"])
-    wanted |= {f"book/{name}": text.encode() for name, text in generated.items()}
+    wanted |= {f"book/{name}": put_in(text, numbers).encode() for name, text in {**prose, **generated}.items()}
     if source.exists():
         for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:
             stale.unlink()

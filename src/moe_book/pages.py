@@ -22,6 +22,7 @@ from pybtex.database import parse_file
 from moe_book import graph as claim_graph
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
+from moe_book.glue import put_in
 from moe_book.typeset import typeset
 
 #: What the front page says first: a claim, and what the book found about it.
@@ -573,12 +574,13 @@ def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
-def presented(path: Path, known: Mapping[str, Box]) -> str:
+def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) -> str:
     """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address.
 
     Args:
         path: the executed notebook.
         known: the boxes of all chapters.
+        numbers: what the chapters have glued, by `chapter/name`.
     """
     notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
     chapter = f"{int(path.stem[:2])}." if path.stem[:2].isdigit() else ""
@@ -593,6 +595,9 @@ def presented(path: Path, known: Mapping[str, Box]) -> str:
             f'<a class="figure-number" href="#{anchor}">{what} {name}.</a> '
         )
 
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = put_in(cell.source, numbers, path.stem)
     for data in _outputs(notebook):
         if MIME in data:
             data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, path.stem))

@@ -10,7 +10,7 @@ import argparse
 import copy
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from pybtex.database import parse_file
 
 from moe_book import build
 from moe_book.extension import cited
+from moe_book.glue import glued, put_in
 
 SITE = build.BUILD / "site"
 
@@ -229,12 +230,12 @@ def plain(text: str, refs: References, here: str) -> str:
     return text
 
 
-def published(path: Path, refs: References, install: str | None) -> nbformat.NotebookNode:
-    """A chapter for Colab and GitHub: plain Markdown, and the cell that installs the package first."""
+def published(path: Path, refs: References, install: str | None, numbers: Mapping[str, str]) -> nbformat.NotebookNode:
+    """A chapter for Colab and GitHub: plain Markdown with its numbers, and the cell that installs the package first."""
     notebook = nbformat.read(path, 4)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = plain(cell.source, refs, path.stem)
+            cell.source = plain(put_in(cell.source, numbers, path.stem), refs, path.stem)
     if install is not None:
         notebook.cells.insert(0, nbformat.v4.new_code_cell(install, id="install"))
     return notebook
@@ -266,8 +267,9 @@ def main() -> None:
     build.render(build.BUILD / "site-source", SITE, configuration(repository))
     chapters = [build.EXECUTED / n.name for n in build.chapters()]
     refs = References.of(chapters, home)
+    numbers = glued(chapters)
     for path in chapters:
-        notebook = nbformat.writes(published(path, refs, install)) + "\n"
+        notebook = nbformat.writes(published(path, refs, install, numbers)) + "\n"
         for folder in ("notebooks", "_sources/notebooks"):
             (SITE / folder / path.name).write_text(notebook)
     (SITE / ".nojekyll").touch()
