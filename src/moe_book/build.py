@@ -267,6 +267,7 @@ def store() -> None:
 
 
 def main() -> None:
+    """Entry point: execute the chapters that changed, then render the pages, or store their outputs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", action="store_true", help="write outputs and ledger back into the tree")
     options = parser.parse_args()

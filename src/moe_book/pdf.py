@@ -174,6 +174,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def main() -> None:
+    """Entry point: print the pages and join them."""
     names = contents()
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         titles = printed(browser, names, Path(folder))

@@ -251,6 +251,7 @@ def configuration(repository: str | None) -> str:
 
 
 def main() -> None:
+    """Entry point: the tree to publish, with links to Colab where `--repository` names the place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repository", metavar="owner/name")
     repository = parser.parse_args().repository

@@ -33,6 +33,7 @@ def fallen(notebook: Path, seed: int) -> list[str]:
 
 
 def main() -> int:
+    """Entry point: run the chapters at each seed and print the cards that fall."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", type=int, nargs="+", metavar="SEED")
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")

@@ -11,18 +11,19 @@ from moe_book import build
 from moe_book.experiments.registry import ENTRIES, EXPERIMENTS
 
 MODULES = {
-    "__init__.py": "",
-    "claims.py": "from moe_theory import evidence",
-    "evidence.py": "",
-    "tasks/__init__.py": "",
-    "tasks/patches.py": "",
-    "tasks/images.py": "",
-    "experiments/__init__.py": "from moe_book.experiments.store import load",
-    "experiments/store.py": "",
-    "experiments/stages.py": "import moe_theory.tasks.patches as patches",
-    "experiments/rates.py": "def row(key):\n    from moe_theory.tasks import images",
-    "results/outcome.csv": "1",
-    "results/contact.csv": "2",
+    "moe_theory/__init__.py": "",
+    "moe_theory/tasks/__init__.py": "",
+    "moe_theory/tasks/patches.py": "",
+    "moe_theory/tasks/images.py": "",
+    "moe_book/__init__.py": "",
+    "moe_book/claims.py": "from moe_book import evidence",
+    "moe_book/evidence.py": "",
+    "moe_book/experiments/__init__.py": "from moe_book.experiments.store import load",
+    "moe_book/experiments/store.py": "",
+    "moe_book/experiments/stages.py": "import moe_theory.tasks.patches as patches",
+    "moe_book/experiments/rates.py": "def row(key):\n    from moe_theory.tasks import images",
+    "moe_book/results/outcome.csv": "1",
+    "moe_book/results/contact.csv": "2",
 }
 ENTRY = {"outcome": {"module": "stages", "grid": "outcome"}, "contact": {"module": "rates", "grid": "contact"}}
 
@@ -30,15 +31,16 @@ ENTRY = {"outcome": {"module": "stages", "grid": "outcome"}, "contact": {"module
 @pytest.fixture
 def book(tmp_path, monkeypatch):
     """A book of one chapter that names a claim and an experiment; gives its path and what rewrites a file."""
-    package, chapter = tmp_path / "src" / "moe_theory", tmp_path / "chapter.ipynb"
+    chapter = tmp_path / "chapter.ipynb"
     monkeypatch.setattr(build, "ROOT", tmp_path)
-    monkeypatch.setattr(build, "PACKAGE", package)
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setattr(build, "RESULTS", tmp_path / "src" / "moe_book" / "results")
     monkeypatch.setattr(build, "ENTRIES", {name: dict(entry) for name, entry in ENTRY.items()})
     registry = {"a-thm-1": {"says": "yes", "box": ["thm-a"]}, "b-thm-1": {"says": "no"}}
     monkeypatch.setattr(build.claims, "registry", lambda: registry)
 
     def write(name, text):
-        path = tmp_path / name if name == "requirements.lock" else package / name
+        path = tmp_path / name if name == "requirements.lock" else tmp_path / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -49,36 +51,40 @@ def book(tmp_path, monkeypatch):
     return chapter, write
 
 
+def _sources(chapter):
+    """The files of the packages that a chapter depends on."""
+    files = build.dependencies(chapter)
+    return {str(f.relative_to(build.SOURCES)) for f in files if build.SOURCES in f.parents}
+
+
 def test_a_chapter_depends_on_what_it_reaches(book):
     chapter, _ = book
-    files = {str(f.relative_to(build.PACKAGE)) for f in build.dependencies(chapter) if build.PACKAGE in f.parents}
-    other = {"tasks/images.py", "experiments/rates.py", "results/contact.csv"}
-    assert files == set(MODULES) - other
+    other = {"moe_theory/tasks/images.py", "moe_book/experiments/rates.py", "moe_book/results/contact.csv"}
+    assert _sources(chapter) == set(MODULES) - other
     assert {chapter, build.ROOT / "requirements.lock"} <= build.dependencies(chapter)
 
 
 def test_modules_imported_in_functions_and_by_name_are_followed(book):
     chapter, write = book
-    write("experiments/stages.py", MODULES["experiments/rates.py"])
-    assert build.PACKAGE / "tasks" / "images.py" in build.dependencies(chapter)
+    write("moe_book/experiments/stages.py", MODULES["moe_book/experiments/rates.py"])
+    assert "moe_theory/tasks/images.py" in _sources(chapter)
 
 
 @pytest.mark.parametrize(
     ("statement", "reached"),
     [
-        ("from moe_theory import PatchTask", {"tasks/patches.py"}),
-        ("import moe_theory as mt", {"tasks/patches.py", "tasks/images.py"}),
-        ("import moe_book.evidence", {"evidence.py"}),
-        ("from moe_theory.tasks import Images", {"tasks/images.py"}),
+        ("from moe_theory import PatchTask", {"moe_theory/tasks/patches.py"}),
+        ("import moe_theory as mt", {"moe_theory/tasks/patches.py", "moe_theory/tasks/images.py"}),
+        ("import moe_book.evidence", {"moe_book/evidence.py"}),
+        ("from moe_theory.tasks import Images", {"moe_theory/tasks/images.py"}),
     ],
 )
 def test_names_that_a_package_gives_are_followed_to_their_modules(book, statement, reached):
     chapter, write = book
-    write("__init__.py", 'EXPORTS = {"PatchTask": "tasks.patches", "Images": "tasks.images"}')
-    write("tasks/__init__.py", 'EXPORTS = {"Images": "images"}')
+    write("moe_theory/__init__.py", 'EXPORTS = {"PatchTask": "tasks.patches", "Images": "tasks.images"}')
+    write("moe_theory/tasks/__init__.py", 'EXPORTS = {"Images": "images"}')
     _edit_cell(chapter, source=statement)
-    files = {str(f.relative_to(build.PACKAGE)) for f in build.dependencies(chapter) if build.PACKAGE in f.parents}
-    assert {f for f in files if not f.endswith("__init__.py")} == reached
+    assert {f for f in _sources(chapter) if not f.endswith("__init__.py")} == reached
 
 
 def test_own_claims_and_experiments_only(book):
@@ -109,14 +115,14 @@ def _edit_cell(chapter, **changes):
         (lambda chapter, write: _edit_claim("a-thm-1", "box"), False),
         (lambda chapter, write: _edit_entry("outcome"), True),
         (lambda chapter, write: _edit_entry("contact"), False),
-        (lambda chapter, write: write("experiments/stages.py", "x = 1"), True),
-        (lambda chapter, write: write("tasks/patches.py", "x = 1"), True),
-        (lambda chapter, write: write("tasks/__init__.py", "x = 1"), True),
-        (lambda chapter, write: write("evidence.py", "x = 1"), True),
-        (lambda chapter, write: write("experiments/rates.py", "x = 1"), False),
-        (lambda chapter, write: write("tasks/images.py", "x = 1"), False),
-        (lambda chapter, write: write("results/outcome.csv", "3"), True),
-        (lambda chapter, write: write("results/contact.csv", "3"), False),
+        (lambda chapter, write: write("moe_book/experiments/stages.py", "x = 1"), True),
+        (lambda chapter, write: write("moe_theory/tasks/patches.py", "x = 1"), True),
+        (lambda chapter, write: write("moe_theory/tasks/__init__.py", "x = 1"), True),
+        (lambda chapter, write: write("moe_book/evidence.py", "x = 1"), True),
+        (lambda chapter, write: write("moe_book/experiments/rates.py", "x = 1"), False),
+        (lambda chapter, write: write("moe_theory/tasks/images.py", "x = 1"), False),
+        (lambda chapter, write: write("moe_book/results/outcome.csv", "3"), True),
+        (lambda chapter, write: write("moe_book/results/contact.csv", "3"), False),
         (lambda chapter, write: write("requirements.lock", "torch==2"), True),
         (lambda chapter, write: _edit_cell(chapter, outputs=[nbformat.v4.new_output("stream", text="1")]), False),
         (lambda chapter, write: _edit_cell(chapter, source="1 + 1"), True),
@@ -142,7 +148,7 @@ def test_every_entry_makes_an_experiment_and_every_chapter_reaches_its_own(monke
 def test_nothing_is_imported_until_an_experiment_is_asked_for():
     code = (
         "import sys; from moe_book import experiments; list(experiments.EXPERIMENTS);"
-        "assert not any(m.startswith(('moe_theory.t', 'moe_theory.models', 'moe_theory.me')) for m in sys.modules);"
+        "assert not any(m.startswith(('moe_theory.t', 'moe_theory.m')) for m in sys.modules);"
         "experiments.experiment('exploration'); assert 'moe_book.experiments.stages' in sys.modules;"
         "assert 'moe_book.experiments.rates' not in sys.modules"
     )

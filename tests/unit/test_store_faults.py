@@ -14,7 +14,7 @@ from dataclasses import replace
 import distributed
 import pytest
 
-from moe_book import experiments, manifest
+from moe_book import experiments, manifest, provenance
 from moe_book.experiments import backends, store
 from moe_book.experiments.__main__ import main
 from moe_book.experiments.registry import EXPERIMENTS, Experiment
@@ -415,10 +415,10 @@ def test_a_grown_grid_is_computed_to_its_end(tiny, path, tmp_path):
 
 def test_every_row_tells_which_code_computed_it(tiny, monkeypatch, tmp_path):
     for commit, grid in (("aaa", _grid(2, 3)), ("bbb", _grid(2, 3, 1)), ("ccc", _grid(0, 1, 2, 3, 4))):
-        monkeypatch.setattr(_provenance, "commit", lambda commit=commit: commit)
+        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
         tiny(grid=grid)
         _run()
-    monkeypatch.setattr(_provenance, "commit", lambda: "ddd")
+    monkeypatch.setattr(provenance, "commit", lambda: "ddd")
     _run()
     records = manifest.entries(tmp_path)["tiny.csv"]["provenance"]
     blocks = [int(line.split(",")[-1]) for line in (tmp_path / "tiny.csv").read_text().splitlines()[1:]]
@@ -436,12 +436,12 @@ def test_stored_rows_do_not_make_the_commit_dirty(tmp_path, monkeypatch):
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "c")
-    monkeypatch.setattr(_provenance, "PACKAGE", tmp_path)
-    clean = _provenance.commit()
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    clean = provenance.commit()
     (tmp_path / "results" / "tiny.csv").write_text("2")
-    assert _provenance.commit() == clean != "unknown"
+    assert provenance.commit() == clean != "unknown"
     (tmp_path / "code.py").write_text("2")
-    assert _provenance.commit() == f"{clean}-dirty"
+    assert provenance.commit() == f"{clean}-dirty"
 
 
 # Rows that fail.
