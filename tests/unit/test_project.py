@@ -20,6 +20,7 @@ from moe_book import claims
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "src" / "moe_theory", ROOT / "src" / "moe_book"]
+MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NUMBERED = [p for p in CHAPTERS if p.name[0].isdigit()]  # the others settle no claim
 LOCK = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and not line.startswith("#")]
@@ -175,9 +176,7 @@ def _warnings(source: str, name: str) -> list[str]:
     return [f"{name}: {w.message}" for w in said]
 
 
-@pytest.mark.parametrize(
-    "path", [*CHAPTERS, *sorted(f for p in PACKAGES for f in p.rglob("*.py"))], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", [*CHAPTERS, *MODULES], ids=lambda p: p.stem)
 def test_code_compiles_without_a_warning(path):
     if path.suffix == ".py":
         assert not _warnings(path.read_text(), path.name)
@@ -244,7 +243,6 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
 }
 LAYERS = {f"moe_theory.{name}": {f"moe_theory.{n}" for n in uses} for name, uses in LIBRARY.items()}
 LAYERS |= {f"moe_book.{name}": {f"moe_book.{n}" for n in uses} for name, uses in BOOK.items()}
-MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 
 
 def _layer(path: Path) -> str:
@@ -262,9 +260,9 @@ def _imported_layers(source: str) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "the package is imported by its name"
             names = [f"{node.module}.{name}" for name in names]
-        for package, *names in (name.split(".") for name in names):
+        for package, *inner in (name.split(".") for name in names):
             if package in ("moe_theory", "moe_book"):
-                name = ".".join([package, *names[:1]])
+                name = ".".join([package, *inner[:1]])
                 name = exported.get(name, name)
                 found.add(name if name in LAYERS else f"{package}.__init__")
     return found
