@@ -46,7 +46,7 @@ signatures: `Float[Tensor, 'n P d']` is a tensor of three dimensions. [Notation]
 the names of arguments mean. <a href="../_modules/index.html">All modules with their source</a>.
 
 `pip install .` at the root of a clone of the repository installs the library, which is these names and needs PyTorch,
-NumPy, SciPy, pandas and jaxtyping; `pip install ".[book]"` adds what stored computations and claims need. Bad input
+NumPy, SciPy, pandas and jaxtyping; `pip install ".[chapters]"` adds what stored computations and claims need. Bad input
 gets a `ValueError` that names the argument, what came and what was expected.
 
 ```python

@@ -41,7 +41,7 @@ if importlib.util.find_spec("moe_theory") is None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.writelines(f"{{name}}=={{version}}\\n" for name, version in kept.items())
         pins.flush()
-        source = "{address}@{commit}"
+        source = "moe-theory[chapters] @ {address}@{commit}"
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", pins.name, source], check=True)
 """
 
