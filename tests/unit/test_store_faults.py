@@ -486,10 +486,8 @@ def test_rows_of_another_shape_are_refused(tiny, path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2), ("ray", 2)])
+@pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2)])
 def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, jobs):
-    if backend == "ray":
-        pytest.importorskip("ray")
     monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 0)
 
     def row(key):
@@ -522,10 +520,9 @@ def test_a_dask_cluster_survives_the_death_of_a_worker(tiny, tmp_path):
 
 
 def test_a_backend_that_is_missing_is_named(tiny, monkeypatch, tmp_path):
-    for backend, package in (("dask", "distributed"), ("ray", "ray")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ValueError, match=f"backend: {backend} needs the package {package}; pip install"):
-            experiments.run("tiny", backend=backend)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ValueError, match="backend: dask needs the package distributed; pip install"):
+        experiments.run("tiny", backend="dask")
     with pytest.raises(ValueError, match="backend: expected one of"):
         experiments.run("tiny", backend="threads")
     assert list(tmp_path.iterdir()) == [], "a run that stored nothing leaves nothing"

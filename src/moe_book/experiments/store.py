@@ -50,7 +50,7 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
     Args:
         name: a key of `EXPERIMENTS`.
         jobs: rows computed at the same time, each in a process of its own with one thread.
-        backend: `loky` for processes of this machine, `dask` or `ray` for a cluster.
+        backend: `loky` for processes of this machine, `dask` for a cluster.
         profile: `paper` for the full grid, `smoke` for the small one.
         folder: where the store lies; by default `RESULTS` for `paper` and `SMOKE` for `smoke`.
 
