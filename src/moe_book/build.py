@@ -102,7 +102,7 @@ def experimented(notebook: Path) -> dict[str, dict]:
 
 
 def dependencies(notebook: Path) -> set[Path]:
-    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins.
+    """Every file a chapter's outputs depend on: itself, the modules it reaches and their data, rows, pins.
 
     The registries of claims and of experiments are not among them: see `claimed` and `experimented`.
     """
@@ -115,7 +115,8 @@ def dependencies(notebook: Path) -> set[Path]:
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
     stored = itertools.chain(RESULTS.glob("*.*"), (ROOT / "benchmarks" / "results").glob("*.*"))
     rows = {file for file in stored if f'"{file.stem}"' in code}
-    return {notebook, ROOT / "requirements.lock"} | files | rows
+    data = {f.with_suffix(".yml") for f in files if f.stem != "claims"}
+    return {notebook, ROOT / "requirements.lock"} | files | rows | {path for path in data if path.is_file()}
 
 
 def fingerprint(notebook: Path) -> str:
