@@ -428,7 +428,7 @@ def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: c
     entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
     return [
         f"## {name}\n",
-        f'<div class="claim-map-box">{picture}</div>\n',
+        f"{picture}\n",
         f'<ul class="claim-uses">\n{entries}\n</ul>\n',
     ]
 
@@ -442,10 +442,10 @@ def map_page(ledger: dict) -> str:
         [
             "# What rests on what\n",
             "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
-            "one states; where the book corrected it, the corrected form. In the drawings a line leads from a claim "
-            "down to those that rest on it; lines that follow from others are left out. A box leads to the claim's "
-            "card, and its edge has the colour of the verdict. Below each drawing the same stands as a list, with all "
-            "uses, and with the claims that stand by themselves.\n",
+            "one states; where the book corrected it, the corrected form. In the drawings each claim stands below "
+            "all that it rests on; where one points at a box, or reaches it with the keyboard, what it rests on and "
+            "what rests on it stand out. A box leads to the claim's card, and its edge has the colour of the verdict. "
+            "Below each drawing the same stands as a list, with the claims that stand by themselves, too.\n",
             _use(graph),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",
