@@ -494,17 +494,6 @@ IMAGE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
 FIGURE = re.compile(r'<figure class="book-figure">(?P<body>.*?)<figcaption class="mathjax_process">', re.DOTALL)
 
 
-def palette(png: bytes) -> bytes:
-    """A PNG of at most 256 colours, as its figure has them but for the softest edges: a third of the bytes."""
-    out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
-    return min(png, out.getvalue(), key=len)
-
-
-def _smaller(image: re.Match) -> str:
-    return "data:image/png;base64," + base64.b64encode(palette(base64.b64decode(image[1]))).decode()
-
-
 DRAWN = re.compile(r'<img (?P<rest>alt="[^"]*" [^>]*data:image/png;base64,(?P<data>[A-Za-z0-9+/=]+))')
 WIDE = 945  # pixels of a figure that a phone does not shrink to its own width: 6.3 inches
 
@@ -596,8 +585,7 @@ def presented(path: Path, known: Mapping[str, Box]) -> str:
         if MIME in data:
             data["text/html"] = Card(**data[MIME]).html(_links(data[MIME], known, path.stem))
         else:
-            text = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
-            data["text/html"] = IMAGE.sub(_smaller, text)
+            data["text/html"] = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
     return nbformat.writes(notebook) + "\n"
 
 
@@ -605,4 +593,4 @@ def picture(folder: Path) -> bytes:
     """The figure of the front page, from the chapters in a folder: a PNG."""
     stem, number = PICTURE
     images = [IMAGE.search(data["text/html"]) for data in _outputs(nbformat.read(folder / f"{stem}.ipynb", 4))]
-    return palette(base64.b64decode([image for image in images if image][number - 1][1]))
+    return base64.b64decode([image for image in images if image][number - 1][1])
