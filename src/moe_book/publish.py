@@ -263,7 +263,8 @@ def main() -> None:
         owner, name = repository.split("/")
         home = f"https://{owner}.github.io/{name}/"
         install = INSTALL.format(address=f"git+https://github.com/{repository}", commit=commit.stdout.strip())
-    build.execute_changed()
+    build.check_registries()
+    build.execute_changed(build.chapters())
     build.render(build.BUILD / "site-source", SITE, configuration(repository))
     chapters = [build.EXECUTED / n.name for n in build.chapters()]
     refs = References.of(chapters, home)

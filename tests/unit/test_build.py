@@ -8,7 +8,8 @@ import nbformat
 import pytest
 
 from moe_book import build
-from moe_book.experiments.registry import ENTRIES, EXPERIMENTS
+from moe_book.experiments import registry
+from moe_book.experiments.registry import EXPERIMENTS, entries
 
 MODULES = {
     "moe_theory/__init__.py": "",
@@ -37,7 +38,8 @@ def book(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
     monkeypatch.setattr(build, "RESULTS", tmp_path / "src" / "moe_book" / "results")
-    monkeypatch.setattr(build, "ENTRIES", {name: dict(entry) for name, entry in ENTRY.items()})
+    known = {name: dict(entry) for name, entry in ENTRY.items()}
+    monkeypatch.setattr(build, "entries", lambda: known)
     registry = {"a-thm-1": {"says": "yes", "box": ["thm-a"]}, "b-thm-1": {"says": "no"}}
     monkeypatch.setattr(build.claims, "registry", lambda: registry)
 
@@ -101,7 +103,7 @@ def _edit_claim(name, field="says"):
 
 
 def _edit_entry(name):
-    build.ENTRIES[name]["grid"] = "another"
+    build.entries()[name]["grid"] = "another"
 
 
 def _edit_cell(chapter, **changes):
@@ -141,7 +143,7 @@ def test_a_chapter_runs_again_if_and_only_if_an_input_changes(book, edit, again)
 def test_every_entry_makes_an_experiment_and_every_chapter_reaches_its_own(monkeypatch):
     for name in ("_code", "_exports", "_files_of", "_imported"):  # no file is read twice
         monkeypatch.setattr(build, name, functools.cache(getattr(build, name)))
-    assert list(EXPERIMENTS) == list(ENTRIES) and {e.name for e in EXPERIMENTS.values()} == set(ENTRIES)
+    assert list(EXPERIMENTS) == list(entries()) and {e.name for e in EXPERIMENTS.values()} == set(entries())
     for chapter in build.chapters():
         reached = {path.stem for path in build.dependencies(chapter) if path.parent.name == "experiments"}
         assert reached >= {entry["module"] for entry in build.experimented(chapter).values()}
@@ -177,3 +179,85 @@ def test_prose_is_not_executed_and_meets_the_outputs_of_the_code(book, monkeypat
     written.cells[1].source += "\nrows"
     nbformat.write(written, chapter)
     assert build.fingerprint(chapter) != before
+
+
+# Registries, and what is stored.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("module: nothing", r"experiments.yml: contact: module: expected one of .*, got 'nothing'"),
+        ("row: no_such_row", r"experiments.yml: contact: rates.py has no function \['no_such_row'\]"),
+        ("lives: live", r"experiments.yml: contact: unknown fields \['lives'\]"),
+        ("about: 7", "experiments.yml: contact: about: expected a str, got 7"),
+        ("about: a: b", "experiments.yml: line 2: mapping values are not allowed in this context"),
+    ],
+)
+def test_a_slip_in_the_registry_of_experiments_is_named(change, message, tmp_path, monkeypatch):
+    (tmp_path / "rates.py").write_text("def grid(): ...\ndef row(): ...")
+    entry = {"about": "about: x", "module": "module: rates", "grid": "grid: grid", "row": "row: row"}
+    entry[change.partition(":")[0]] = change
+    monkeypatch.setattr(registry, "FILE", tmp_path / "experiments.yml")
+    registry.FILE.write_text("contact:\n  " + "\n  ".join(entry.values()))
+    with pytest.raises(ValueError, match=message) as found:
+        registry.entries.__wrapped__()
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["entries", "decisions", "mutants", "registry"])
+def test_a_slip_in_any_registry_ends_the_build_before_a_chapter_runs(name, monkeypatch):
+    def slip():
+        raise ValueError("some.yml: row: expected this, got that")
+
+    monkeypatch.setattr(build.claims if name == "registry" else build, name, slip)
+    for other in {"entries", "decisions", "mutants"} - {name}:
+        monkeypatch.setattr(build, other, lambda: None)
+    monkeypatch.setattr(build, "execute_changed", None)
+    monkeypatch.setattr(sys, "argv", ["build", "--store"])
+    with pytest.raises(SystemExit, match="^some.yml: row: expected this, got that$"):
+        build.main()
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A book of two chapters whose outputs, once executed, are their names; gives what runs `--store`."""
+    (tmp_path / "notebooks").mkdir()
+    for name in ("03_a", "07_b"):
+        cells = [nbformat.v4.new_code_cell("1", id="one")]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "notebooks" / f"{name}.ipynb")
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "EXECUTED", tmp_path / "executed")
+    monkeypatch.setattr(build, "check_registries", lambda: None)
+    monkeypatch.setattr(build, "fingerprint", lambda n: "".join(c.source for c in nbformat.read(n, 4).cells))
+    monkeypatch.setattr(build.pages, "picture", lambda folder: b"")
+    ran = []
+
+    def run(chosen):
+        build.EXECUTED.mkdir(exist_ok=True)
+        for path in chosen:
+            ran.append(path.stem)
+            notebook = nbformat.read(path, 4)
+            notebook.cells[0].outputs = [nbformat.v4.new_output("stream", text=path.stem)]
+            nbformat.write(notebook, build.EXECUTED / path.name)
+            build.assemble(path)
+
+    monkeypatch.setattr(build, "execute_changed", run)
+
+    def store(*chapters):
+        ran.clear()
+        monkeypatch.setattr(sys, "argv", ["build", "--store", *(x for c in chapters for x in ("--chapter", c))])
+        build.main()
+        return ran[:]
+
+    return store
+
+
+def test_only_chapters_whose_inputs_changed_since_they_were_stored_run_and_are_stored(two):
+    assert two("03") == ["03_a"] and two() == ["07_b"] and two() == [] == two("07")
+    for path in build.chapters():
+        assert nbformat.read(path, 4).cells[0].outputs[0].text == path.stem and build.stored_inputs(path) == "1"
+    _edit_cell(build.chapters()[0], source="2")
+    assert two("07") == [] and two("03", "07") == ["03_a"]
+    with pytest.raises(SystemExit, match=r"--chapter: expected how the file of a chapter begins, .* got \['9'\]"):
+        two("9")
