@@ -38,8 +38,8 @@ rendered: book  ## tests of the rendered and of the published book
 	@echo "== tests of the rendered book"
 	@$(BIN)/python -m pytest tests/rendered -n auto
 
-outputs: $(READY)  ## execute the chapters and store outputs and ledger in the tree, for committing
-	@$(BIN)/python -m moe_book.build --store
+outputs: $(READY)  ## execute what changed and store its outputs in the tree, for committing; CHAPTER="03 07" for some only
+	@$(BIN)/python -m moe_book.build --store $(addprefix --chapter ,$(CHAPTER))
 
 mutants: $(READY)  ## run every mutant of every card, store what became of them; fails if one survives
 	@$(BIN)/python -m moe_book.sabotage run

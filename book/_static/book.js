@@ -25,18 +25,13 @@ function filterLedger(form, rows) {
   show();
 }
 
-// On the map the claim that one points at stands out, with its lines and the claims at their other ends.
-function lightLines(map) {
-  const lines = [...map.querySelectorAll("path")], boxes = [...map.querySelectorAll("a.node")];
+// On the map the claim that one points at stands out, with those it rests on and those that rest on it.
+function lightNeighbours(map) {
+  const boxes = [...map.querySelectorAll("a.node")];
   const light = (event) => {
     const box = event.type === "focusout" || event.type === "pointerleave" ? null : event.target.closest("a.node");
-    const ends = new Set(box ? [box.dataset.claim] : []);
-    lines.forEach((line) => {
-      const lit = box && [line.dataset.from, line.dataset.to].includes(box.dataset.claim);
-      line.classList.toggle("lit", Boolean(lit));
-      if (lit) ends.add(line.dataset.from).add(line.dataset.to);
-    });
-    boxes.forEach((each) => each.classList.toggle("lit", ends.has(each.dataset.claim)));
+    const near = new Set(box ? [box.dataset.claim, ...box.dataset.near.split(" ")] : []);
+    boxes.forEach((each) => each.classList.toggle("lit", near.has(each.dataset.claim)));
     map.classList.toggle("pointed", Boolean(box));
   };
   ["pointerover", "pointerleave", "focusin", "focusout"].forEach((kind) => map.addEventListener(kind, light));
@@ -53,7 +48,7 @@ function markScrolling(box) {
 }
 
 const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article figure.book-figure, "
-  + "article figure.align-default, article .erratum table, article .claim-map-box, "
+  + "article figure.align-default, article .erratum table, "
   + "article .pst-scrollable-table-container, article .table-wrapper, article mjx-container";
 
 const INLINE = "article mjx-container:not([display])";
@@ -109,7 +104,7 @@ function mendTheme() {
 document.addEventListener("DOMContentLoaded", () => {
   const form = document.querySelector("form.ledger-filter");
   if (form) filterLedger(form, [...document.querySelectorAll("table.ledger tbody tr")]);
-  document.querySelectorAll("svg.claim-map").forEach(lightLines);
+  document.querySelectorAll(".claim-map").forEach(lightNeighbours);
   mendTheme();
   markAll();
   addEventListener("resize", markAll);

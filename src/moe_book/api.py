@@ -1,13 +1,12 @@
-"""The page on the package's names: what `import moe_theory as mt` gives, with signatures and docstrings."""
+"""The page on names: what `import moe_theory as mt` gives and what chapters use besides, with signatures."""
 
 import ast
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from operator import attrgetter
+from pkgutil import resolve_name
 
-import moe_theory as mt
 from moe_theory.models.rules import Rule
 
 GROUPS = {
@@ -24,8 +23,8 @@ GROUPS = {
     "Theory": ["route_probabilities", "tight_witness", "nullity"],
     "What is measured": ["dispatch_entropy", "MixingMeasure", "voronoi_loss"],
     "A model of your own": ["diagnose.diagnose", "diagnose.diagnose_router", "diagnose.compare_routers"],
-    "Stored computations": ["experiments.load", "experiments.recompute", "experiments.status"],
-    "Claims": ["claims.check"],
+    "Stored computations": [f"moe_book.experiments.{name}" for name in ("load", "recompute", "status")],
+    "Claims": ["moe_book.claims.check"],
 }
 
 INTRODUCTIONS = {
@@ -46,8 +45,9 @@ HEAD = """\
 signatures: `Float[Tensor, 'n P d']` is a tensor of three dimensions. [Notation](notation.md) tells what the letters and
 the names of arguments mean. <a href="../_modules/index.html">All modules with their source</a>.
 
-`pip install .` at the root of a clone of the repository installs the package. Bad input gets a `ValueError` that names
-the argument, what came and what was expected.
+`pip install .` at the root of a clone of the repository installs the library, which is these names and needs PyTorch,
+NumPy, SciPy, pandas and jaxtyping; `pip install ".[chapters]"` adds what stored computations and claims need. Bad input
+gets a `ValueError` that names the argument, what came and what was expected.
 
 ```python
 {example}```
@@ -57,6 +57,7 @@ EXAMPLE = """\
 import torch
 
 import moe_theory as mt
+from moe_book import experiments
 
 task = mt.PatchTask(K=4, d=50)
 train, test = task.sample(1_000, seed=1), task.sample(1_000, seed=2)
@@ -66,7 +67,7 @@ print(run.history[-1]["test_accuracy"], run.history[-1]["dispatch_entropy"])
 h = torch.tensor([0.3, 0.1, 0.0])
 print(mt.topk_softmax(h, k=2), mt.route_probabilities(h, noise="gaussian"))
 
-rows = mt.experiments.load("moe_tables")
+rows = experiments.load("moe_tables")
 print(rows.groupby("activation")["final_test"].mean())
 """
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:[ ]{4}.*\n?|\n)*)", re.MULTILINE)
@@ -121,12 +122,22 @@ def _methods(obj) -> Iterator[tuple[str, Callable]]:
         )
 
 
+def shown(name: str) -> str:
+    """A name as it is written: with its module, or after `mt`."""
+    return name if name.startswith("moe_book.") else f"mt.{name}"
+
+
+def found(name: str):
+    """What has that name; it is imported now."""
+    return resolve_name(name if name.startswith("moe_book.") else f"moe_theory:{name}")
+
+
 def entry(name: str) -> str:
     """What the page says of one name."""
-    obj = attrgetter(name)(mt)
+    obj, name = found(name), shown(name)
     parts = [
-        f"### `mt.{name}`",
-        f"```python\n{signature(f'mt.{name}', obj)}\n```",
+        f"### `{name}`",
+        f"```python\n{signature(name, obj)}\n```",
         *map(markdown, (obj.about, obj.__call__.__doc__) if isinstance(obj, Rule) else [obj.__doc__]),
     ]
     for method, function in _methods(obj):

@@ -1,7 +1,7 @@
 """Build the book: execute the chapters, collect their claim cards, render the pages.
 
-`python -m moe_book.build` is what `make book` runs; `--store` also writes outputs and ledger back into
-the tree. Each step is skipped when its inputs have not changed.
+`python -m moe_book.build` is what `make book` runs; `--store` writes outputs back into the tree instead, of those
+chapters whose inputs are not the ones that their stored outputs were made from. What has not changed is not run again.
 """
 
 import argparse
@@ -23,9 +23,10 @@ import nbformat
 import yaml
 
 from moe_book import api, claims, pages
-from moe_book.experiments.registry import ENTRIES
+from moe_book.decisions import decisions
+from moe_book.experiments.registry import entries
 from moe_book.glue import glued, put_in
-from moe_book.sabotage.registry import outcomes_by_claim
+from moe_book.sabotage.registry import mutants, outcomes_by_claim
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
@@ -39,6 +40,12 @@ QUIET = ["--log-level=ERROR"]  # for kernels, which else warn of sockets on this
 def chapters() -> list[Path]:
     """The notebooks of the book, in order."""
     return sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def check_registries() -> None:
+    """Read every registry, before anything is executed; ValueError names the file and the row of a slip."""
+    for read in (claims.registry, entries, decisions, mutants):
+        read()
 
 
 # --- what a chapter depends on ------------------------------------------------------------------
@@ -99,11 +106,11 @@ def claimed(notebook: Path) -> list[dict]:
 def experimented(notebook: Path) -> dict[str, dict]:
     """The entries of the experiments that a chapter names."""
     code = _code(notebook)
-    return {name: entry for name, entry in ENTRIES.items() if f'"{name}"' in code}
+    return {name: entry for name, entry in entries().items() if f'"{name}"' in code}
 
 
 def dependencies(notebook: Path) -> set[Path]:
-    """Every file a chapter's outputs depend on: itself, the package modules it reaches, rows, pins.
+    """Every file a chapter's outputs depend on: itself, the modules it reaches and their data, rows, pins.
 
     The registries of claims and of experiments are not among them: see `claimed` and `experimented`.
     """
@@ -116,27 +123,34 @@ def dependencies(notebook: Path) -> set[Path]:
         todo = set().union(*(_imported(f.read_text(encoding="utf-8")) for f in fresh))
     stored = itertools.chain(RESULTS.glob("*.*"), (ROOT / "benchmarks" / "results").glob("*.*"))
     rows = {file for file in stored if f'"{file.stem}"' in code}
-    return {notebook, ROOT / "requirements.lock"} | files | rows
+    data = {f.with_suffix(".yml") for f in files if f.stem != "claims"}
+    return {notebook, ROOT / "requirements.lock"} | files | rows | {path for path in data if path.is_file()}
 
 
 def fingerprint(notebook: Path) -> str:
     """Hash of a chapter's inputs; of the notebook itself only its code, for prose is not executed."""
     registered = json.dumps([claimed(notebook), experimented(notebook)])
-    digest = hashlib.sha256(sys.version.encode() + registered.encode())
+    digest = hashlib.sha256(registered.encode())
     for path in sorted(dependencies(notebook)):
         text = path.read_bytes()
         if path == notebook:
             text = json.dumps([(c.id, c.source, c.metadata) for c in _code_cells(path)]).encode()
         digest.update(path.name.encode() + b"\0" + text)
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
+
+
+def stored_inputs(notebook: Path) -> str:
+    """The fingerprint that the outputs of a chapter in the tree were made from; empty if they do not say."""
+    return nbformat.read(notebook, 4).metadata.get("moe_book", {}).get("inputs", "")
 
 
 # --- executing ----------------------------------------------------------------------------------
 
 
-def _clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without timing and provenance metadata."""
+def _clean(notebook: nbformat.NotebookNode, inputs: str) -> nbformat.NotebookNode:
+    """Without timing and provenance metadata, but with the fingerprint of what its outputs were made from."""
     notebook.metadata = {k: notebook.metadata[k] for k in ("kernelspec", "language_info") if k in notebook.metadata}
+    notebook.metadata["moe_book"] = {"inputs": inputs}
     notebook.metadata.get("language_info", {}).pop("version", None)
     for cell in notebook.cells:
         tags = [t for t in cell.metadata.get("tags", []) if t != "injected-parameters"]
@@ -161,7 +175,7 @@ def execute(notebook: Path) -> float:
     except papermill.PapermillExecutionError as error:
         out.rename(out.with_suffix(".failed.ipynb"))
         raise SystemExit(f"{notebook.name}: {error}") from None
-    out.with_suffix(".inputs").write_text(inputs)
+    out.with_suffix(".inputs").write_text(inputs + sys.version)
     return time.perf_counter() - start
 
 
@@ -173,24 +187,24 @@ def assemble(notebook: Path) -> None:
     for cell in written.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = ran[cell.id].outputs, ran[cell.id].execution_count
-    _put(out, (nbformat.writes(_clean(written)) + "\n").encode())
+    _put(out, (nbformat.writes(_clean(written, fingerprint(notebook))) + "\n").encode())
 
 
-def execute_changed() -> None:
-    """Run the chapters whose inputs changed, as many at a time as there are cores, one thread each."""
+def execute_changed(chosen: list[Path]) -> None:
+    """Run those of some chapters whose inputs changed, as many at a time as there are cores, one thread each."""
     EXECUTED.mkdir(parents=True, exist_ok=True)
     changed = []
-    for notebook in chapters():
+    for notebook in chosen:
         stamp = (EXECUTED / notebook.name).with_suffix(".inputs")
-        if not stamp.exists() or stamp.read_text() != fingerprint(notebook):
+        if not stamp.exists() or stamp.read_text() != fingerprint(notebook) + sys.version:
             changed.append(notebook)
-    print(f"== executing {len(changed)} of {len(chapters())} chapters", flush=True)
+    print(f"== executing {len(changed)} of {len(chosen)} chapters", flush=True)
     os.environ.update(MOE_BOOK_STRICT="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         # the last chapter takes longest: were it not the first to start, one core would wait for it
         for notebook, seconds in zip(changed[::-1], pool.map(execute, changed[::-1]), strict=True):
             print(f"   {notebook.stem}: {seconds:.0f} s", flush=True)
-    for notebook in chapters():
+    for notebook in chosen:
         assemble(notebook)
 
 
@@ -210,7 +224,7 @@ def stage(source: Path, config: str) -> dict:
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
     boxes = pages.boxes(EXECUTED / n.name for n in chapters())
     numbers = glued(EXECUTED / n.name for n in chapters())
-    with ProcessPoolExecutor(os.cpu_count()) as pool:  # most of the time goes into making pictures smaller
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
         shared = itertools.repeat(boxes), itertools.repeat(numbers)
         texts = pool.map(pages.presented, (EXECUTED / n.name for n in chapters()), *shared)
         wanted |= {f"notebooks/{n.name}": text.encode() for n, text in zip(chapters(), texts, strict=True)}
@@ -261,23 +275,42 @@ def render(source: Path, output: Path, config: str) -> None:
     stamp.write_text(digest.hexdigest())
 
 
-def store() -> None:
-    """Copy executed outputs into `notebooks/` and write `book/ledger.json` from them."""
-    for notebook in chapters():
+def store(chosen: list[Path]) -> None:
+    """Copy executed outputs of some chapters into `notebooks/`, and the front page's picture if it is one of theirs."""
+    for notebook in chosen:
         _put(notebook, (EXECUTED / notebook.name).read_bytes())
-    _put(ROOT / "book" / "_static" / "front.png", pages.picture(EXECUTED))
-    claims.write_ledger(chapters(), outcomes_by_claim(), ROOT / "book" / "ledger.json")
+        print(f"   stored: {notebook.stem}", flush=True)
+    _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
+
+
+def _chosen(names: list[str]) -> list[Path]:
+    """The chapters whose file names begin so, all for none; ValueError for a name of no chapter."""
+    found = [n for n in chapters() if not names or n.stem.startswith(tuple(names))]
+    if unknown := [name for name in names if not any(n.stem.startswith(name) for n in found)]:
+        raise ValueError(f"--chapter: expected how the file of a chapter begins, such as 03, got {unknown}")
+    return found
 
 
 def main() -> None:
+    """Entry point: execute the chapters that changed, then render the pages, or store their outputs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", action="store_true", help="write outputs and ledger back into the tree")
+    parser.add_argument("--store", action="store_true", help="write the outputs of what changed back into the tree")
+    parser.add_argument(
+        "--chapter", action="append", default=[], metavar="03", help="store this chapter only; may be repeated"
+    )
     options = parser.parse_args()
     start = time.perf_counter()
-    execute_changed()
+    try:
+        check_registries()
+        chosen = _chosen(options.chapter)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     if options.store:
-        store()
+        changed = [n for n in chosen if stored_inputs(n) != fingerprint(n)]
+        execute_changed(changed)
+        store(changed)
     else:
+        execute_changed(chapters())
         render(SOURCE, HTML, (ROOT / "_config.yml").read_text())
         print(f"== open {HTML / 'index.html'}")
     print(f"== {time.perf_counter() - start:.0f} s")

@@ -157,6 +157,7 @@ class Labelled(Style):
 
 
 def setup(app):
+    """What Sphinx calls to load this module."""
     register_plugin("pybtex.style.formatting", "authoryear", Labelled)
     Collector.assign_section_numbers = number_by_file(Collector.assign_section_numbers)
     app.connect("html-page-context", describe)

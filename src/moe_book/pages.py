@@ -430,7 +430,7 @@ def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: c
     entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
     return [
         f"## {name}\n",
-        f'<div class="claim-map-box">{picture}</div>\n',
+        f"{picture}\n",
         f'<ul class="claim-uses">\n{entries}\n</ul>\n',
     ]
 
@@ -444,10 +444,10 @@ def map_page(ledger: dict) -> str:
         [
             "# What rests on what\n",
             "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
-            "one states; where the book corrected it, the corrected form. In the drawings a line leads from a claim "
-            "down to those that rest on it; lines that follow from others are left out. A box leads to the claim's "
-            "card, and its edge has the colour of the verdict. Below each drawing the same stands as a list, with all "
-            "uses, and with the claims that stand by themselves.\n",
+            "one states; where the book corrected it, the corrected form. In the drawings each claim stands below "
+            "all that it rests on; where one points at a box, or reaches it with the keyboard, what it rests on and "
+            "what rests on it stand out. A box leads to the claim's card, and its edge has the colour of the verdict. "
+            "Below each drawing the same stands as a list, with the claims that stand by themselves, too.\n",
             _use(graph),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",
@@ -494,17 +494,6 @@ def citations(citation: dict, year: str) -> str:
 
 IMAGE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
 FIGURE = re.compile(r'<figure class="book-figure">(?P<body>.*?)<figcaption class="mathjax_process">', re.DOTALL)
-
-
-def palette(png: bytes) -> bytes:
-    """A PNG of at most 256 colours, as its figure has them but for the softest edges: a third of the bytes."""
-    out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
-    return min(png, out.getvalue(), key=len)
-
-
-def _smaller(image: re.Match) -> str:
-    return "data:image/png;base64," + base64.b64encode(palette(base64.b64decode(image[1]))).decode()
 
 
 DRAWN = re.compile(r'<img (?P<rest>alt="[^"]*" [^>]*data:image/png;base64,(?P<data>[A-Za-z0-9+/=]+))')
@@ -602,8 +591,7 @@ def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) 
         if MIME in data:
             data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, path.stem))
         else:
-            text = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
-            data["text/html"] = IMAGE.sub(_smaller, text)
+            data["text/html"] = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
     return nbformat.writes(notebook) + "\n"
 
 
@@ -611,4 +599,4 @@ def picture(folder: Path) -> bytes:
     """The figure of the front page, from the chapters in a folder: a PNG."""
     stem, number = PICTURE
     images = [IMAGE.search(data["text/html"]) for data in _outputs(nbformat.read(folder / f"{stem}.ipynb", 4))]
-    return palette(base64.b64decode([image for image in images if image][number - 1][1]))
+    return base64.b64decode([image for image in images if image][number - 1][1])

@@ -48,7 +48,7 @@ READY = """async ([anchors, root, pages]) => {
 }""".replace(
     "WIDE",
     '"article figure, article div.math, article mjx-container[display], article .claim-card, article .erratum, '
-    'article .table-wrapper, article .pst-scrollable-table-container, article .claim-map-box"',
+    'article .table-wrapper, article .pst-scrollable-table-container"',
 )
 #: The theme prints no title, for its own stands in what is left out here; and no table of its breaks.
 STYLE = """
@@ -174,6 +174,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def main() -> None:
+    """Entry point: print the pages and join them."""
     names = contents()
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         titles = printed(browser, names, Path(folder))

@@ -42,7 +42,7 @@ if importlib.util.find_spec("moe_theory") is None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.writelines(f"{{name}}=={{version}}\\n" for name, version in kept.items())
         pins.flush()
-        source = "{address}@{commit}"
+        source = "moe-theory[chapters] @ {address}@{commit}"
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", pins.name, source], check=True)
 """
 
@@ -252,6 +252,7 @@ def configuration(repository: str | None) -> str:
 
 
 def main() -> None:
+    """Entry point: the tree to publish, with links to Colab where `--repository` names the place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repository", metavar="owner/name")
     repository = parser.parse_args().repository
@@ -263,7 +264,8 @@ def main() -> None:
         owner, name = repository.split("/")
         home = f"https://{owner}.github.io/{name}/"
         install = INSTALL.format(address=f"git+https://github.com/{repository}", commit=commit.stdout.strip())
-    build.execute_changed()
+    build.check_registries()
+    build.execute_changed(build.chapters())
     build.render(build.BUILD / "site-source", SITE, configuration(repository))
     chapters = [build.EXECUTED / n.name for n in build.chapters()]
     refs = References.of(chapters, home)

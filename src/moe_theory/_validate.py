@@ -1,7 +1,9 @@
 """Argument checks shared by the package: each names the argument, what came and what was expected."""
 
+from importlib import import_module
 from numbers import Integral, Real
 from reprlib import repr as short
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -94,3 +96,12 @@ def finite(name: str, value: Tensor) -> Tensor:
     if bad:
         raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite entries")
     return value
+
+
+def library(name: str, what: str) -> ModuleType:
+    """A module of the extra `chapters`, which `what` needs; ImportError names both if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError:
+        package = {"sklearn": "scikit-learn"}.get(top := name.split(".")[0], top)
+        raise ImportError(f"{what}: needs {package}, which `pip install 'moe-theory[chapters]'` brings") from None

@@ -6,12 +6,11 @@ import io
 import re
 import subprocess
 import sys
-from operator import attrgetter
 
 import pytest
 
 import moe_theory as mt
-from moe_book import api
+from moe_book import api, experiments
 from moe_theory import measure
 from moe_theory.measure.voronoi import voronoi_loss
 from moe_theory.models import routers, rules
@@ -50,10 +49,10 @@ def test_unknown_names_are_named():
 def test_the_page_shows_every_name_once():
     shown = [name for names in api.GROUPS.values() for name in names]
     assert len(set(shown)) == len(shown)
-    assert {name.split(".")[0] for name in shown} == set(mt.EXPORTS)
+    assert {name.split(".")[0] for name in shown} == {*mt.EXPORTS, "moe_book"}
     page = api.page()
-    for name in shown:
-        assert page.count(f"### `mt.{name}`\n") == 1
+    for name in map(api.shown, shown):
+        assert page.count(f"### `{name}`\n") == 1
 
 
 @pytest.mark.slow
@@ -70,12 +69,12 @@ def test_signatures_are_those_of_the_source():
     assert "v:" not in api.signature("PatchTask", mt.PatchTask), "not an argument"
     assert "self" not in api.signature("LinearRouter", mt.LinearRouter)
     assert "    *,\n    experts: int = 8,\n" in api.signature("train", mt.train_patch_moe)
-    assert api.signature("s", mt.experiments.recompute) == "s(name: str, **which) -> pd.DataFrame"
+    assert api.signature("s", experiments.recompute) == "s(name: str, **which) -> pd.DataFrame"
 
 
 @pytest.mark.parametrize("name", [name for names in api.GROUPS.values() for name in names])
 def test_the_page_says_what_every_argument_is(name):
-    obj = attrgetter(name)(mt)
+    obj = api.found(name)
     called = obj.__call__ if isinstance(obj, Rule) else obj
     for function in (called, *(method for _, method in api._methods(obj))):
         section = dict(api.SECTION.findall(inspect.cleandoc(function.__doc__) + "\n")).get("Args", "")

@@ -8,26 +8,30 @@ import nbformat
 import pytest
 
 from moe_book import claims
-from moe_book.decisions import DECISIONS, WHEN, tables
+from moe_book import decisions as module
+from moe_book.decisions import WHEN, decisions, tables
 
+PARTS = decisions()
+ROWS = [row for part in PARTS.values() for row in part]
 CHAPTER = Path(__file__).parents[2] / "notebooks" / "25_which_router.ipynb"
 
 
-@pytest.mark.parametrize("row", DECISIONS, ids=lambda d: d.decision)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["decision"])
 def test_a_row_rests_on_settled_claims_or_says_where_it_is_shown(row):
-    assert row.rests_on or row.shown.startswith("no ")
-    for claim in row.rests_on:
+    assert row["rests_on"] or row["shown"].startswith("no ")
+    for claim in row["rests_on"]:
         assert "verdict" in claims.registry()[claim]
 
 
 def test_the_parts_are_in_the_order_of_a_training():
-    assert list(dict.fromkeys(d.when for d in DECISIONS)) == [*WHEN]
-    assert [d.when for d in DECISIONS] == sorted((d.when for d in DECISIONS), key=WHEN.index), "each part once"
-    assert len({d.decision for d in DECISIONS}) == len(DECISIONS)
+    assert [*PARTS] == [*WHEN]
+    assert len({row["decision"] for row in ROWS}) == len(ROWS)
 
 
 def test_the_chapter_computes_every_number_that_a_row_names():
-    named = {f for d in DECISIONS for part in (d.condition, d.size) for _, f, _, _ in Formatter().parse(part) if f}
+    named = {
+        f for row in ROWS for part in (row["condition"], row["size"]) for _, f, _, _ in Formatter().parse(part) if f
+    }
     roots = {re.split(r"[\[.]", name)[0] for name in named}
     code = "\n".join(c.source for c in nbformat.read(CHAPTER, 4).cells if c.id.startswith("ch25-040"))
     given = {*re.findall(r"^    (\w+)=", code, re.MULTILINE), *re.findall(r'^    "(\w+)":', code, re.MULTILINE)}
@@ -42,7 +46,7 @@ class Anything(dict):
 
 def test_a_table_for_each_part_with_the_claims_linked():
     parts = list(tables(Anything(), lambda claim: f"<{claim}>"))
-    assert [next(iter(part[0])) for part in parts] == [*WHEN] and sum(map(len, parts)) == len(DECISIONS)
+    assert [next(iter(part[0])) for part in parts] == [*PARTS] and sum(map(len, parts)) == len(ROWS)
     heads = parts[0][5]
     assert heads["before the first run"] == "More heads" and heads["how large"].startswith(
         "heads: 1.5 times the products"
@@ -53,3 +57,25 @@ def test_a_table_for_each_part_with_the_claims_linked():
 
 def test_what_has_no_size_says_so():
     assert [row["how large"] for row in list(tables(Anything(), str))[-1]] == ["–"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("early:\n  - decision: A\n    advice: b", r"decisions.yml: early: A: expected the fields \['condition'\]"),
+        ("early:\n  - {decision: A, advice: b, condition: c, sice: d}", r"early: A: unknown fields \['sice'\]"),
+        ("early:\n  - {decision: A, advice: no, condition: c}", "early: A: advice: expected a str, got False"),
+        ("early:\n  - A", "decisions.yml: early: A: expected the fields"),
+        ("early:\n  - decision: a: b", "decisions.yml: line 2: mapping values are not allowed in this context"),
+        ("early:", r"^decisions.yml: early: expected a list, got None"),
+        ("late: []", r"^decisions.yml: expected the fields \['early'\]"),
+        ("early: []\nearly: []", "decisions.yml: line 1: two entries 'early'"),
+    ],
+)
+def test_a_slip_is_named_in_one_line(text, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FILE", tmp_path / "decisions.yml")
+    monkeypatch.setattr(module, "WHEN", ("early",))
+    module.FILE.write_text(text)
+    with pytest.raises(ValueError, match=message) as found:
+        decisions()
+    assert "\n" not in str(found.value)

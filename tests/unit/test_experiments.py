@@ -377,9 +377,9 @@ def test_stored_draws_are_those_of_the_estimator():
 
 def test_the_list_imports_no_experiment(capsys, monkeypatch):
     monkeypatch.setattr(registry, "import_module", None)
-    monkeypatch.setattr("moe_book.experiments.__main__.EXPERIMENTS", registry._Experiments(registry.ENTRIES))
+    monkeypatch.setattr("moe_book.experiments.__main__.EXPERIMENTS", registry._Experiments())
     assert main(["list"]) == 0
-    assert f"contact: {registry.ENTRIES['contact']['about']}\n" in capsys.readouterr().out
+    assert f"contact: {registry.entries()['contact']['about']}\n" in capsys.readouterr().out
 
 
 def test_status_counts_the_rows_that_were_drawn_the_earlier_way():

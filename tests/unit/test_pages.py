@@ -119,12 +119,12 @@ def test_the_map_lists_every_claim_once_with_its_uses_both_ways():
 
 def test_the_map_draws_every_claim_that_has_a_use():
     graph, page = pages.resting(), BeautifulSoup(pages.map_page(ledger()), "html.parser")
-    drawn = [node["data-claim"] for node in page.select("svg.claim-map a.node")]
-    lines = {(line["data-from"], line["data-to"]) for line in page.select("svg.claim-map path")}
-    fewer = pages.dependencies.reduced(graph)
-    assert lines == {(other, claim) for claim, others in fewer.items() for other in others}
-    assert set(drawn) == {c for c in graph if graph[c]} | {other for others in graph.values() for other in others}
-    assert all(node["href"].endswith(f"#claim-{node['data-claim']}") for node in page.select("svg.claim-map a.node"))
+    nodes = page.select(".claim-map a.node")
+    near = {(node["data-claim"], other) for node in nodes for other in node["data-near"].split()}
+    used = {(claim, other) for claim, others in graph.items() for other in others}
+    assert near == used | {(other, claim) for claim, other in used}
+    assert {node["data-claim"] for node in nodes} == {claim for pair in used for claim in pair}
+    assert all(node["href"].endswith(f"#claim-{node['data-claim']}") for node in nodes)
 
 
 def test_the_map_names_the_longest_chain_and_what_a_verdict_touches():
@@ -133,7 +133,7 @@ def test_the_map_names_the_longest_chain_and_what_a_verdict_touches():
     length = int(re.search(r"longest chain has (\d+) claims", said.text)[1])
     chain = [link["title"] for link in said.select("a")][-length:]
     assert all(before in graph[after] for before, after in pairwise(chain))
-    assert length == max(map(len, pages.dependencies.chains(graph).values()))
+    assert length == max(map(len, pages.claim_graph.chains(graph).values()))
     touched = {row.td.a["title"]: row for row in page.select("table.touched tbody tr")}
     weak = {c for c, row in REGISTRY.items() if row.get("verdict", "open") not in pages.FIRM}
     assert set(touched) == {c for c in weak if any(c in others for others in graph.values())}

@@ -6,6 +6,7 @@ import re
 import tomllib
 import warnings
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -18,7 +19,8 @@ import moe_theory as mt
 from moe_book import claims
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "moe_theory"
+PACKAGES = [ROOT / "src" / "moe_theory", ROOT / "src" / "moe_book"]
+MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NUMBERED = [p for p in CHAPTERS if p.name[0].isdigit()]  # the others settle no claim
 LOCK = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and not line.startswith("#")]
@@ -35,6 +37,9 @@ def test_the_lock_agrees_with_pyproject_and_environment():
     pins = {re.sub(r"[-_.]+", "-", n).lower(): Version(v) for n, v in (line.split("==") for line in LOCK)}
     optional = itertools.chain.from_iterable(project["optional-dependencies"].values())
     for requirement in map(Requirement, [*project["dependencies"], *optional]):
+        if requirement.name == project["name"]:  # an extra that another one includes
+            assert requirement.extras <= project["optional-dependencies"].keys()
+            continue
         assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), requirement
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock"]}
@@ -90,10 +95,13 @@ def test_what_the_workflow_runs_is_there():
     commands = "\n".join(s.get("run", "") for job in WORKFLOW.values() for s in job["steps"])
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"\bmake (\w+)", commands)) <= {*targets}
-    paths = re.findall(r"[\w./]*(?:\.ci|tests|book)/[\w./]+(?:::\w+)?", commands)
-    assert {".ci/run", "tests/unit", "book/build.py"} <= {*paths}
+    paths = re.findall(r"[\w./]*(?:\.ci|tests)/[\w./]+(?:::\w+)?", commands)
+    assert {".ci/run", "tests/unit"} <= {*paths}
     for path, _, test in (name.partition("::") for name in paths):
         assert f"def {test}(" in (ROOT / path).read_text() if test else (ROOT / path).exists(), path
+    commands += (ROOT / ".ci" / "run").read_text() + (ROOT / "Makefile").read_text()
+    modules = {name for name in re.findall(r"-m (moe_\w+(?:\.\w+)*)", commands)}
+    assert {"moe_book.build", "moe_book.sabotage"} <= modules and all(map(find_spec, modules))
 
 
 READS = {  # what is read: calls in a chapter that read it
@@ -171,7 +179,7 @@ def _warnings(source: str, name: str) -> list[str]:
     return [f"{name}: {w.message}" for w in said]
 
 
-@pytest.mark.parametrize("path", [*CHAPTERS, *sorted(PACKAGE.rglob("*.py"))], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [*CHAPTERS, *MODULES], ids=lambda p: p.stem)
 def test_code_compiles_without_a_warning(path):
     if path.suffix == ".py":
         assert not _warnings(path.read_text(), path.name)
@@ -204,72 +212,97 @@ def test_figures_have_captions_and_alternative_texts(path):
             assert "<" not in formula, f"a browser takes this for a tag: {formula}"
 
 
-BASE = {"_validate", "streams"}
-LAYERS = {  # a layer may import from itself and from those it names
-    "tasks": BASE,
-    "models": BASE,
-    "measure": {"tasks", "models", "manifest", *BASE},
-    "training": {"tasks", "models", "measure", *BASE},
-    "theory": {"tasks", "models", "measure", *BASE},
-    "experiments": {"tasks", "models", "measure", "training", "theory", "manifest", "_provenance", *BASE},
-    "diagnose": {"models", "measure", "theory", *BASE},
-    "evidence": {"_html"},
-    "claims": {"_html", "evidence"},
-    "figures": {"_html"},
-    "mutants": {"claims", "figures", "experiments", "_provenance"},
-    "__init__": set(),  # what it gives is imported by name when it is asked for
-    "_provenance": {"__init__"},
+LIBRARY = {  # a layer of the library may import from itself and from those it names
+    "_validate": set(),
     "streams": {"_validate"},
-    **{name: set() for name in ("_html", "_validate", "manifest", "decisions")},
+    "__init__": set(),  # what it gives is imported by name when it is asked for
+    "tasks": {"_validate", "streams"},
+    "models": {"_validate", "streams"},
+    "measure": {"tasks", "models", "_validate", "streams"},
+    "training": {"tasks", "models", "measure", "_validate", "streams"},
+    "theory": {"tasks", "models", "measure", "_validate", "streams"},
+    "diagnose": {"models", "measure", "theory", "_validate", "streams"},
 }
+BOOK = {  # one of the apparatus, too; `the library` is all of it
+    "__init__": set(),
+    "typeset": set(),
+    "manifest": set(),
+    "graph": set(),
+    "registries": set(),
+    "decisions": {"registries"},
+    "provenance": {"the library"},
+    "evidence": {"typeset"},
+    "claims": {"typeset", "evidence"},
+    "figures": {"typeset"},
+    "experiments": {"manifest", "provenance", "registries", "the library"},
+    "speed": {"manifest", "the library"},
+    "sabotage": {"claims", "figures", "experiments", "provenance", "registries"},
+    "pages": {"claims", "typeset", "graph"},
+    "api": {"experiments", "claims", "the library"},
+    "build": {"api", "claims", "decisions", "pages", "experiments", "sabotage"},
+    "extension": {"__init__", "the library"},
+    "publish": {"build", "extension"},
+    "pdf": {"build"},
+    "seeds": {"build"},
+}
+LAYERS = {f"moe_theory.{name}": {f"moe_theory.{n}" for n in uses} for name, uses in LIBRARY.items()}
+LAYERS |= {f"moe_book.{name}": {f"moe_book.{n}" for n in uses} for name, uses in BOOK.items()}
 
 
 def _layer(path: Path) -> str:
-    """The folder that a module of the package is in, or its own name for one at the top."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The package of a module, and the folder there that it is in, or its own name for one at the top."""
+    package, name = path.relative_to(ROOT / "src").parts[:2]
+    return f"{package}.{name.removesuffix('.py')}"
 
 
 def _imported_layers(source: str) -> set[str]:
-    """The layers of the package that a source imports from, in whatever form."""
-    layers = {"moe_theory": "__init__"} | {f"moe_theory.{name}": name for name in LAYERS}
-    layers |= {f"moe_theory.{name}": module.split(".")[0] for name, module in mt.EXPORTS.items()}
+    """The layers of the packages that a source imports from, in whatever form."""
+    exported = {f"moe_theory.{name}": f"moe_theory.{module.split('.')[0]}" for name, module in mt.EXPORTS.items()}
     found = set()
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "the package is imported by its name"
             names = [f"{node.module}.{name}" for name in names]
-        of_package = [name.split(".") for name in names if name.split(".")[0] == "moe_theory"]
-        found |= {layers.get(".".join(name[:2]), "__init__") for name in of_package}
+        for package, *inner in (name.split(".") for name in names):
+            if package in ("moe_theory", "moe_book"):
+                name = ".".join([package, *inner[:1]])
+                name = exported.get(name, name)
+                found.add(name if name in LAYERS else f"{package}.__init__")
     return found
 
 
 def test_every_module_stands_in_a_layer():
-    assert {_layer(path) for path in PACKAGE.rglob("*.py")} == LAYERS.keys()
+    assert {_layer(path) for path in MODULES} == LAYERS.keys()
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_one_way(layer):
-    for path in PACKAGE.rglob("*.py"):
+    """The library never imports the apparatus."""
+    allowed = LAYERS[layer] | {layer}
+    if "moe_book.the library" in allowed:
+        allowed |= {name for name in LAYERS if name.startswith("moe_theory.")}
+    for path in MODULES:
         if _layer(path) == layer:
-            foreign = _imported_layers(path.read_text()) - LAYERS[layer] - {layer}
+            foreign = _imported_layers(path.read_text()) - allowed
             assert not foreign, f"{path.name} imports from {foreign}"
 
 
 def test_every_form_of_import_is_seen():
     for text, layers in (
-        ("from moe_theory import claims, figures as f", {"claims", "figures"}),
-        ("import moe_book.experiments.store as s", {"experiments"}),
-        ("from moe_theory.training.fit import fit", {"training"}),
-        ("def f():\n    from moe_theory import nullity, __version__", {"theory", "__init__"}),
-        ("import moe_theory as mt", {"__init__"}),
+        ("from moe_book import claims, figures as f", {"moe_book.claims", "moe_book.figures"}),
+        ("import moe_book.experiments.store as s", {"moe_book.experiments"}),
+        ("from moe_theory.training.fit import fit", {"moe_theory.training"}),
+        ("def f():\n    from moe_theory import nullity, __version__", {"moe_theory.theory", "moe_theory.__init__"}),
+        ("import moe_theory as mt", {"moe_theory.__init__"}),
+        ("import moe_book", {"moe_book.__init__"}),
         ("from torch import nn\nimport numpy", set()),
     ):
         assert _imported_layers(text) == layers
 
 
 def test_public_functions_are_documented():
-    for path in PACKAGE.rglob("*.py"):
+    for path in MODULES:
         tree = ast.parse(path.read_text())
         assert ast.get_docstring(tree), path
         for node in ast.walk(tree):

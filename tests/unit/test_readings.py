@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import mutual_info_score
 
 from moe_theory.measure import readings
 
@@ -52,6 +53,8 @@ def test_outcome_of_a_prediction(values, predicted, word):
 def test_nats():
     assert readings.nats([[5, 0], [0, 5]]) == pytest.approx(np.log(2))
     assert readings.nats([[2, 4], [3, 6]]) == pytest.approx(0, abs=1e-12)
+    some = np.random.default_rng(0).integers(0, 9, (3, 5))
+    assert readings.nats(some) == pytest.approx(mutual_info_score(None, None, contingency=some), rel=1e-12)
     counts = np.zeros((2, 2, 2), int)  # the expert is "label = class": alone it tells nothing of the label
     counts[0, 0, 0] = counts[1, 1, 0] = counts[0, 1, 1] = counts[1, 0, 1] = 4
     assert readings.nats_of_label(counts) == pytest.approx((0, np.log(2)), abs=1e-12)

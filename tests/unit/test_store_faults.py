@@ -14,7 +14,7 @@ from dataclasses import replace
 import distributed
 import pytest
 
-from moe_book import experiments, manifest
+from moe_book import experiments, manifest, provenance
 from moe_book.experiments import backends, store
 from moe_book.experiments.__main__ import main
 from moe_book.experiments.registry import EXPERIMENTS, Experiment
@@ -129,34 +129,21 @@ def test_one_flipped_byte_is_refused(tiny, path, tmp_path):
         read()
 
 
-def _lines(change):
-    return lambda text: "".join(change(text.splitlines(keepends=True)))
-
-
 @pytest.mark.parametrize(
-    ("file", "edit"),
-    {
-        "two names in the header exchanged": ("tiny.csv", lambda s: s.replace("half,third", "third,half")),
-        "two columns of one name": ("tiny.csv", lambda s: s.replace("half,third", "half,half")),
-        "a value edited": ("tiny.csv", lambda s: s.replace(",16,", ",17,")),
-        "a row deleted": ("tiny.csv", _lines(lambda rows: rows[:-1])),
-        "a row doubled": ("tiny.csv", _lines(lambda rows: [*rows, rows[-1]])),
-        "two rows exchanged": ("tiny.csv", _lines(lambda rows: [rows[0], rows[2], rows[1], *rows[3:]])),
-        "rows in reverse": ("tiny.csv", _lines(lambda rows: [rows[0], *rows[:0:-1]])),
-        "CRLF": ("tiny.csv", lambda s: s.replace("\n", "\r\n")),
-        "a blank line": ("tiny.csv", lambda s: s + "\n"),
-        "another commit": ("manifest.json", lambda s: s.replace('"commit": "', '"commit": "0')),
-        "another version of torch": ("manifest.json", lambda s: s.replace('"torch": "2', '"torch": "3')),
-        "another kind of column": ("manifest.json", lambda s: s.replace('"number"', '"word"', 1)),
-        "another name of the file": ("manifest.json", lambda s: s.replace('"tiny.csv"', '"size.csv"')),
-        "no entry": ("manifest.json", lambda s: '{"files": {}}'),
-        "a list": ("manifest.json", lambda s: "[]"),
-        "other blanks": ("manifest.json", lambda s: s.replace(": ", ":", 1)),
-    }.values(),
+    ("file", "old", "new"),
+    [
+        ("tiny.csv", ",16,", ",17,"),
+        ("tiny.csv", "half,third", "third,half"),
+        ("tiny.csv", "\n", "\r\n"),
+        ("manifest.json", '"commit": "', '"commit": "0'),
+        ("manifest.json", '"number"', '"word"'),
+        ("manifest.json", '"tiny.csv"', '"size.csv"'),
+        ("manifest.json", ": ", ":"),
+    ],
 )
-def test_edits_are_refused(tiny, path, tmp_path, file, edit, capsys):
+def test_edits_are_refused(tiny, path, tmp_path, file, old, new):
     file = tmp_path / file
-    edited = edit(file.read_bytes().decode()).encode()
+    edited = file.read_bytes().replace(old.encode(), new.encode())
     assert edited != file.read_bytes()
     file.write_bytes(edited)
     _refused(file, _load, _run)
@@ -173,12 +160,6 @@ def test_a_file_of_another_experiment_is_refused(tiny, path, tmp_path, monkeypat
     manifest.write("tiny.csv", path.read_bytes(), tmp_path, columns=entry["columns"], provenance=entry["provenance"])
     with pytest.raises(ValueError, match="tiny.csv: expected paper rows of 'tiny', got paper rows of 'huge'"):
         _load()
-
-
-@pytest.mark.parametrize("about", [{}, {"columns": {"y": "word"}, "provenance": [{}]}, {"columns": 0, "provenance": 0}])
-def test_an_entry_that_does_not_fit_its_file_is_refused(tiny, path, tmp_path, about):
-    manifest.write("tiny.csv", path.read_bytes(), tmp_path, **about)
-    _refused(path, _load, _run)
 
 
 def test_a_file_that_is_not_in_the_manifest_is_refused(tiny, path, tmp_path):
@@ -287,48 +268,19 @@ def test_a_kill_while_the_rows_are_written_is_made_good(tiny, path, tmp_path, mo
     assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest.json", "tiny.csv"]
 
 
-def test_a_damaged_database_is_refused_or_unharmed(tiny, under_way):
-    random.seed(0)
+def test_a_damaged_database_is_refused(tiny, under_way):
     whole = under_way.read_bytes()
-    used, refused = [i for i, byte in enumerate(whole) if byte], 0
-    tiny(row=lambda key: {"square": -1, "half": -1.0, "third": -1.0, "curve": []})
-    for _ in range(40):
-        damaged = bytearray(whole)
-        damaged[random.choice(used)] ^= random.randrange(1, 256)
-        under_way.write_bytes(damaged)
-        try:
-            _run()
-        except ValueError as error:
-            refused += 1
-            assert "tiny.sqlite: expected stored rows, got a file that is damaged" in str(error)
-        else:
-            rows = _load()
-            assert rows["square"].tolist() == [0, 1, 4, -1, -1], "bytes that SQLite does not use"
-            assert rows["half"].tolist() == [0, 0.5, 1, -1, -1]
-            for left in ("tiny.csv", "manifest.json"):
-                (under_way.parent / left).unlink()
-    assert refused > 10
     for damaged in (whole[: len(whole) // 2], b"words" * 1000):
         under_way.write_bytes(damaged)
         _refused(under_way, _run)
         assert experiments.status().set_index("experiment").loc["tiny", "stored"] == "refused"
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        "UPDATE stored SET cells = replace(cells, '\"square\": 4', '\"square\": 5')",
-        "UPDATE provenance SET record = replace(record, 'tiny', 'huge')",
-        "UPDATE stored SET key = replace(key, '2', '3')",
-        "UPDATE stored SET provenance = 7",
-        "DELETE FROM provenance",
-        "DROP TABLE stored",
-    ],
-)
-def test_an_edited_database_is_refused(tiny, under_way, edit):
-    with sqlite3.connect(under_way) as db:
-        db.execute(edit)
-    _refused(under_way, _run)
+def test_a_run_that_was_killed_before_its_first_row_keeps_those_of_the_file(tiny, path):
+    tiny(grid=_grid(*range(7)))
+    path.with_suffix(".sqlite").touch()
+    _run()
+    assert _squares() == [x**2 for x in range(7)]
 
 
 def test_two_runs_at_once_are_refused(tiny, tmp_path):
@@ -346,59 +298,26 @@ def test_two_runs_at_once_are_refused(tiny, tmp_path):
     assert len(refused) == 5 and _squares() == [0, 1, 4, 9, 16]
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing(tiny, under_way, tmp_path, monkeypatch):
-    class Full(sqlite3.Connection):
-        def execute(self, *arguments):
-            if arguments[0].startswith("INSERT INTO stored"):
-                super().execute(f"PRAGMA max_page_count = {self.page_count()}")
-            return super().execute(*arguments)
-
-        def page_count(self):
-            return super().execute("PRAGMA page_count").fetchone()[0]
-
-    connect = sqlite3.connect
-    monkeypatch.setattr(store.sqlite3, "connect", lambda *a, **o: connect(*a, factory=Full, **o))
-    tiny(grid=_grid(*range(200)))
-    with pytest.raises(sqlite3.OperationalError, match="full"):
-        _run()
-    monkeypatch.setattr(store.sqlite3, "connect", connect)
-    _run()
-    assert _squares() == [x**2 for x in range(200)]
-
-
 # Grids and code that change.
 
 
 @pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        (
-            _grid(0, 1),
-            r"not in it: 3, the first \{'n': '10', 'x': '2'\}.*: \[\('x', '2'\), \('x', '3'\), \('x', '4'\)\]",
-        ),
-        ([{**k, "n": 20} for k in _grid(0, 1, 2, 3, 4)], r"not in it: 5.*: \[\('n', '10'\)\]"),
-        (
-            [{**k, "sigma_0": 1} for k in _grid(0, 1, 2, 3, 4)],
-            r"\['x', 'n', 'sigma_0'\]; stored rows that are not in it: 5",
-        ),
-        ([{"x": x} for x in range(9)], r"\['x'\]; .* not in it: 5.*: \[\('n', '10'\)\]"),
-    ],
+    "grid", [_grid(0, 1), [{**k, "n": 20} for k in _grid(*range(5))], [{"x": x} for x in range(9)]]
 )
-def test_a_changed_grid_is_refused_by_its_difference(tiny, path, grid, message):
+def test_a_grid_that_lacks_stored_rows_is_refused(tiny, path, grid):
     stored = path.read_bytes()
     tiny(grid=grid, smoke=grid[:1])
     for use in (_load, _run):
-        with pytest.raises(ValueError, match=f"tiny.csv: made for another grid.*{message}"):
+        with pytest.raises(
+            ValueError, match=r"tiny.csv: made for another grid than that of \['x'.*such as \{'n': '10'"
+        ):
             use()
     assert experiments.status().set_index("experiment").loc["tiny", "stored"] == "refused"
     assert path.read_bytes() == stored
 
 
-def test_a_grid_in_another_order_is_put_in_order_by_a_run(tiny, path):
+def test_rows_come_in_the_order_of_the_grid(tiny, path):
     tiny(grid=_grid(4, 3, 2, 1, 0), row=_none_is_computed)
-    with pytest.raises(ValueError, match="tiny.csv: made for another grid, the same rows in another order"):
-        _load()
-    _run()
     assert _squares() == [16, 9, 4, 1, 0]
 
 
@@ -415,10 +334,10 @@ def test_a_grown_grid_is_computed_to_its_end(tiny, path, tmp_path):
 
 def test_every_row_tells_which_code_computed_it(tiny, monkeypatch, tmp_path):
     for commit, grid in (("aaa", _grid(2, 3)), ("bbb", _grid(2, 3, 1)), ("ccc", _grid(0, 1, 2, 3, 4))):
-        monkeypatch.setattr(_provenance, "commit", lambda commit=commit: commit)
+        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
         tiny(grid=grid)
         _run()
-    monkeypatch.setattr(_provenance, "commit", lambda: "ddd")
+    monkeypatch.setattr(provenance, "commit", lambda: "ddd")
     _run()
     records = manifest.entries(tmp_path)["tiny.csv"]["provenance"]
     blocks = [int(line.split(",")[-1]) for line in (tmp_path / "tiny.csv").read_text().splitlines()[1:]]
@@ -436,12 +355,12 @@ def test_stored_rows_do_not_make_the_commit_dirty(tmp_path, monkeypatch):
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "c")
-    monkeypatch.setattr(_provenance, "PACKAGE", tmp_path)
-    clean = _provenance.commit()
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    clean = provenance.commit()
     (tmp_path / "results" / "tiny.csv").write_text("2")
-    assert _provenance.commit() == clean != "unknown"
+    assert provenance.commit() == clean != "unknown"
     (tmp_path / "code.py").write_text("2")
-    assert _provenance.commit() == f"{clean}-dirty"
+    assert provenance.commit() == f"{clean}-dirty"
 
 
 # Rows that fail.
@@ -486,10 +405,8 @@ def test_rows_of_another_shape_are_refused(tiny, path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2), ("ray", 2)])
+@pytest.mark.parametrize(("backend", "jobs"), [("loky", 1), ("loky", 2), ("dask", 2)])
 def test_a_row_that_kills_its_worker_fails_alone(tiny, monkeypatch, backend, jobs):
-    if backend == "ray":
-        pytest.importorskip("ray")
     monkeypatch.setitem(distributed.config["distributed"]["scheduler"], "allowed-failures", 0)
 
     def row(key):
@@ -522,10 +439,9 @@ def test_a_dask_cluster_survives_the_death_of_a_worker(tiny, tmp_path):
 
 
 def test_a_backend_that_is_missing_is_named(tiny, monkeypatch, tmp_path):
-    for backend, package in (("dask", "distributed"), ("ray", "ray")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ValueError, match=f"backend: {backend} needs the package {package}; pip install"):
-            experiments.run("tiny", backend=backend)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ValueError, match="backend: dask needs the package distributed; pip install"):
+        experiments.run("tiny", backend="dask")
     with pytest.raises(ValueError, match="backend: expected one of"):
         experiments.run("tiny", backend="threads")
     assert list(tmp_path.iterdir()) == [], "a run that stored nothing leaves nothing"

@@ -61,15 +61,15 @@ def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
             one.shutdown(kill_workers=True)
 
 
-# Dask and Ray are asked directly: joblib's backend for Dask waits without end for a row whose workers
-# died until the scheduler gave it up, and its backend for Ray hands over no row before all are computed.
+# Dask is asked directly: joblib's backend for it waits without end for a row whose workers died until the
+# scheduler gave it up.
 
 
 def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
     try:
         from distributed import Client, KilledWorker, as_completed
     except ImportError:
-        raise ValueError("backend: dask needs the package distributed; pip install 'distributed>=2024.1'") from None
+        raise ValueError("backend: dask needs the package distributed; pip install 'moe-theory[cluster]'") from None
     local = dict(n_workers=jobs, threads_per_worker=1, memory_limit=0, dashboard_address=None)
     address = os.environ.get(SCHEDULER)
     try:
@@ -88,17 +88,4 @@ def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
             yield _fetch(submit(key).result, key)
 
 
-def _ray(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
-    try:
-        import ray
-    except ImportError:
-        raise ValueError("backend: ray needs the package ray; pip install ray") from None
-    with ray.init(num_cpus=None if os.environ.get("RAY_ADDRESS") else jobs):
-        attempt = ray.remote(_attempt)
-        pending = {attempt.remote(row, key): key for key in todo}
-        while pending:
-            (done,), _ = ray.wait(list(pending))
-            yield _fetch(partial(ray.get, done), pending.pop(done))
-
-
-BACKENDS = {"loky": _loky, "dask": _dask, "ray": _ray}
+BACKENDS = {"loky": _loky, "dask": _dask}

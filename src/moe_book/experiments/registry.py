@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import re
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 
-import yaml
-
+from moe_book import registries
 from moe_theory import _validate as check
 
 PROFILES = ("paper", "smoke")
@@ -95,8 +96,34 @@ def _made(name: str, about: str, module: str, grid: str, row: str, live: str | N
     return Experiment(name, about, rows, of.smoke(rows), getattr(of, row), getattr(of, live or row))
 
 
+FILE = Path(__file__).with_name("experiments.yml")
+FIELDS = dict.fromkeys(("about", "module", "grid", "row", "live"), str)
+
+
+@cache
+def entries() -> dict[str, dict]:
+    """What experiments.yml says of each, nothing imported; ValueError for a slip."""
+    found = registries.read(FILE)
+    for name, entry in found.items():
+        where = f"{FILE.name}: {name}"
+        module = FILE.with_name(registries.checked(where, entry, FIELDS, optional=["live"])["module"] + ".py")
+        if not module.is_file():
+            raise ValueError(f"{where}: module: expected one of {FILE.parent}, got {entry['module']!r}")
+        words = {*re.findall(r"\w+", module.read_text(encoding="utf-8"))}
+        if missing := {entry[field] for field in ("grid", "row", "live") if field in entry} - words:
+            raise ValueError(f"{where}: {module.name} has no function {sorted(missing)}")
+    return found
+
+
 class _Experiments(UserDict):
     """Experiments by name; one is made, and its module imported, when it is first asked for."""
+
+    def __init__(self):
+        """They are read when the first is asked for."""
+
+    @cached_property
+    def data(self) -> dict[str, dict | Experiment]:
+        return dict(entries())
 
     def __getitem__(self, name: str) -> Experiment:
         found = self.data[name]
@@ -109,9 +136,7 @@ class _Experiments(UserDict):
         return {name: e["about"] if isinstance(e, dict) else e.about for name, e in self.data.items()}
 
 
-#: What experiments.yml says of each, nothing imported.
-ENTRIES = yaml.safe_load(Path(__file__).with_name("experiments.yml").read_text(encoding="utf-8"))
-EXPERIMENTS = _Experiments(ENTRIES)
+EXPERIMENTS = _Experiments()
 
 
 def experiment(name: str) -> Experiment:

@@ -1,13 +1,11 @@
 """The rows of an experiment: in SQLite while a run is under way, in one CSV when they are complete.
 
-While `NAME.sqlite` is there it is the store. It holds each row as JSON, one transaction a row, and
-the provenance that the row belongs to. When the last row is there all are written to `NAME.csv`, in the
-order of the grid, with the SHA-256 of that file, the kinds of its columns and the provenances in the
-manifest, and the database goes.
+While `NAME.sqlite` is there it is the store: each row as JSON with its provenance, one transaction a row. When the
+last row is there all are written to `NAME.csv`, in the order of the grid, with the SHA-256 of that file, the kinds of
+its columns and the provenances in the manifest, and the database goes.
 """
 
 import csv
-import hashlib
 import io
 import json
 import logging
@@ -31,11 +29,7 @@ from moe_theory.streams import CONVENTION, EARLIER, EARLIER_CONVENTION
 
 SMOKE = Path("_build/smoke")
 LOG = logging.getLogger(__name__)
-SCHEMA = (
-    "CREATE TABLE provenance (id INTEGER PRIMARY KEY, record TEXT NOT NULL UNIQUE)",
-    "CREATE TABLE stored (key TEXT PRIMARY KEY, cells TEXT NOT NULL, "
-    "provenance INTEGER NOT NULL REFERENCES provenance, sha256 TEXT NOT NULL)",
-)
+SCHEMA = "CREATE TABLE IF NOT EXISTS stored (key TEXT PRIMARY KEY, cells TEXT NOT NULL, provenance TEXT NOT NULL)"
 KINDS = {  # of a column: the types of its cells, and how they are read back; the first that fits
     "truth": ({bool}, lambda cell: cell == "True"),
     "number": ({int, float}, json.loads),
@@ -50,7 +44,7 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
     Args:
         name: a key of `EXPERIMENTS`.
         jobs: rows computed at the same time, each in a process of its own with one thread.
-        backend: `loky` for processes of this machine, `dask` or `ray` for a cluster.
+        backend: `loky` for processes of this machine, `dask` for a cluster.
         profile: `paper` for the full grid, `smoke` for the small one.
         folder: where the store lies; by default `RESULTS` for `paper` and `SMOKE` for `smoke`.
 
@@ -66,22 +60,27 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
     path = _path(e, profile, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     failed = []
-    with _opened(path, e, profile) as (db, done):
+    with _alone(path):
+        taken_over = done = _rows(path, e, profile)
         todo = [key for key in grid if identity(key) not in done]
-        record = json.dumps(_provenance(e, profile))
+        columns, record = next((list(row.cells) for row in done.values()), None), _provenance(e, profile)
         bar = tqdm(total=len(grid), initial=len(done), desc=f"{name} -> {path}", unit="row")
         with bar, closing(finished(e.row, todo, jobs) if todo else (row for row in ())) as results:
             for key, cells, error in results:
                 if error:
                     LOG.error("%s: row %s failed\n%s", path, key, error)
                     failed.append(f"{key}: {error.strip().splitlines()[-1]}")
-                else:
-                    _insert(db, path, identity(key), cells, record)
-                    bar.update()
+                    continue
+                row = _Row(json.loads(cells), record)
+                if list(row.cells) != (columns := columns or list(row.cells)):
+                    raise ValueError(f"{path}: expected the columns {columns}, got {list(row.cells)}")
+                _insert(path, taken_over | {identity(key): row})
+                taken_over = {}
+                bar.update()
         if failed:
             raise RuntimeError("\n  ".join([f"{path}: {len(failed)} rows failed, the others are stored", *failed]))
-        _complete(path, _under_way(db, path, e, profile), grid)
-        _running(path).unlink()
+        _complete(path, _rows(path, e, profile), grid)
+        _running(path).unlink(missing_ok=True)
 
 
 def load(name: str, folder: Path | None = None) -> pd.DataFrame:
@@ -100,13 +99,10 @@ def load(name: str, folder: Path | None = None) -> pd.DataFrame:
     if not path.exists():
         what = "not all rows are stored yet" if _running(path).exists() else "no stored rows"
         raise ValueError(f"{path.name}: {what}; run `python -m moe_book.experiments run {name}`")
-    rows = _written(path, e, "paper").rows
-    missing = [key for key in e.grid if identity(key) not in rows]
-    if missing:
+    rows = _written(path, e, "paper")
+    if missing := [key for key in e.grid if identity(key) not in rows]:
         raise ValueError(f"{path.name}: {len(missing)} of {len(e.grid)} rows missing, the first {missing[0]}")
-    if list(rows) != [identity(key) for key in e.grid]:
-        raise ValueError(f"{path.name}: made for another grid, the same rows in another order; `run` sorts them")
-    return pd.DataFrame([row.cells for row in rows.values()])
+    return pd.DataFrame([rows[identity(key)].cells for key in e.grid])
 
 
 def recompute(name: str, **which) -> pd.DataFrame:
@@ -162,9 +158,8 @@ def status(folder: Path | None = None) -> pd.DataFrame:
         path = _path(e, "paper", folder)
         line = dict(experiment=e.name, stored="refused", rows=len(e.grid), seconds=0.0, earlier=0)
         try:
-            with closing(sqlite3.connect(_running(path) if _running(path).exists() else ":memory:")) as db:
-                records, rows = _under_way(db, path, e, "paper")
-            earlier = sum(records[row.provenance].get("streams") != CONVENTION for row in rows.values())
+            rows = _rows(path, e, "paper")
+            earlier = sum(row.provenance.get("streams") != CONVENTION for row in rows.values())
             seconds = sum(row.cells["seconds"] for row in rows.values())
             line |= dict(stored=len(rows), seconds=seconds, earlier=earlier, about=e.about)
         except ValueError as error:
@@ -175,12 +170,10 @@ def status(folder: Path | None = None) -> pd.DataFrame:
 
 class _Row(NamedTuple):
     cells: dict
-    provenance: int  # which of the records below
+    provenance: dict
 
 
-class _Stored(NamedTuple):
-    records: list[dict]
-    rows: dict[str, _Row]  # by the identity of their keys
+_Rows = dict[str, _Row]  # by the identity of their keys
 
 
 def _path(e: Experiment, profile: str, folder: Path | None) -> Path:
@@ -203,112 +196,77 @@ def _provenance(e: Experiment, profile: str) -> dict:
 
 
 @contextmanager
-def _opened(path: Path, e: Experiment, profile: str) -> Iterator[tuple[sqlite3.Connection, dict[str, _Row]]]:
-    """The database, with the rows that are stored so far; no other run gets it meanwhile."""
-    file, held, before = _running(path), path.with_suffix(".lock"), None
-    with closing(sqlite3.connect(held, timeout=0)) as lock, closing(sqlite3.connect(file)) as db:
+def _alone(path: Path) -> Iterator[None]:
+    """No other run writes this store meanwhile."""
+    held = path.with_suffix(".lock")
+    with closing(sqlite3.connect(held, timeout=0)) as lock:
         try:
             lock.execute("BEGIN EXCLUSIVE")  # until this process lets go or dies
         except sqlite3.OperationalError as error:
             raise ValueError(f"{path}: another run is writing this store ({error})") from None
         try:
-            records, rows = _under_way(db, path, e, profile)
-            if not db.execute("SELECT * FROM sqlite_schema").fetchall():
-                db.executescript(";".join(("BEGIN", *SCHEMA)))
-                for key, row in rows.items():
-                    _add(db, key, json.dumps(row.cells), json.dumps(records[row.provenance]))
-                db.commit()
-                before = db.total_changes
-            db.executescript("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")
-            yield db, rows
+            yield
         finally:
-            if file.exists() and (before == db.total_changes or not file.stat().st_size):
-                file.unlink()  # it holds nothing that the CSV does not
             held.unlink(missing_ok=True)
 
 
-def _insert(db: sqlite3.Connection, path: Path, key: str, cells: str, record: str) -> None:
-    columns, one = list(json.loads(cells)), db.execute("SELECT cells FROM stored LIMIT 1").fetchone()
-    if one and list(json.loads(one[0])) != columns:
-        raise ValueError(f"{path}: expected the columns {list(json.loads(one[0]))}, got {columns}")
-    with db:  # one transaction
-        _add(db, key, cells, record)
+def _insert(path: Path, rows: _Rows) -> None:
+    """Put rows into the database, which is made for the first of them, in one transaction."""
+    lines = [(key, json.dumps(row.cells), json.dumps(row.provenance)) for key, row in rows.items()]
+    with closing(sqlite3.connect(_running(path))) as db, db:
+        db.execute("BEGIN")
+        db.execute(SCHEMA)
+        db.executemany("INSERT OR IGNORE INTO stored VALUES (?, ?, ?)", lines)
 
 
-def _add(db: sqlite3.Connection, key: str, cells: str, record: str) -> None:
-    db.execute("INSERT OR IGNORE INTO provenance SELECT count(*), ? FROM provenance", (record,))
-    sealed = key, cells, _seal(key, cells, record), record
-    db.execute("INSERT INTO stored SELECT ?, ?, id, ? FROM provenance WHERE record = ?", sealed)
-
-
-def _seal(*texts: str) -> str:
-    """SQLite itself finds a damaged page, not a damaged value."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-@contextmanager
-def _refusing(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.DatabaseError, LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{file}: expected stored rows, got a file that is damaged or edited: {error!r}") from None
-
-
-def _under_way(db: sqlite3.Connection, path: Path, e: Experiment, profile: str) -> _Stored:
+def _rows(path: Path, e: Experiment, profile: str) -> _Rows:
     """The rows in the database; those of the CSV, if no run has taken them over yet."""
     file = _running(path)
-    with _refusing(file):
-        tables = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql NOT NULL")]
-        problems = [problem for (problem,) in db.execute("PRAGMA integrity_check") if problem != "ok"]
-        if problems or tables not in ([], [*SCHEMA]):
-            raise LookupError(problems, tables)
-        if tables:
-            records = [record for (record,) in db.execute("SELECT record FROM provenance ORDER BY id")]
-            found = db.execute("SELECT * FROM stored ORDER BY rowid").fetchall()
-            if bad := [key for key, cells, block, seal in found if seal != _seal(key, cells, records[block])]:
-                raise LookupError(f"rows that are not those that were stored: {bad}")
-            rows = {key: _Row(json.loads(cells), block) for key, cells, block, _ in found}
-            stored = _Stored([json.loads(record) for record in records], rows)
-    return _of_this_grid(file, stored, e, profile) if tables else _written(path, e, profile)
+    try:
+        with closing(sqlite3.connect(file if file.exists() else ":memory:")) as db:
+            begun = db.execute("SELECT * FROM sqlite_schema").fetchall()
+            found = db.execute("SELECT * FROM stored ORDER BY rowid").fetchall() if begun else []
+        rows = {key: _Row(json.loads(cells), json.loads(record)) for key, cells, record in found}
+    except (sqlite3.DatabaseError, ValueError) as error:
+        raise ValueError(f"{file}: expected stored rows, got a file that is damaged: {error!r}; delete it") from None
+    return _of_this_grid(file, rows, e, profile) if begun else _written(path, e, profile)
 
 
-def _complete(path: Path, stored: _Stored, grid: list[dict]) -> None:
-    rows = [stored.rows[identity(key)] for key in grid]
+def _complete(path: Path, stored: _Rows, grid: list[dict]) -> None:
+    rows = [stored[identity(key)] for key in grid]
     cells = [row.cells | key for row, key in zip(rows, grid, strict=True)]
     types = {c: {type(row[c]) for row in cells} for c in cells[0]}
     kinds = {c: next(kind for kind, (own, _) in KINDS.items() if found <= own) for c, found in types.items()}
+    records = [*{json.dumps(row.provenance): row.provenance for row in stored.values()}.values()]
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
     table.writerow([*kinds, "provenance"])
-    table.writerows([*map(text, row.values()), block] for row, (_, block) in zip(cells, rows, strict=True))
-    manifest.write(path.name, lines.getvalue().encode(), path.parent, columns=kinds, provenance=stored.records)
+    for row, values in zip(rows, cells, strict=True):
+        table.writerow([*map(text, values.values()), records.index(row.provenance)])
+    manifest.write(path.name, lines.getvalue().encode(), path.parent, columns=kinds, provenance=records)
 
 
-def _written(path: Path, e: Experiment, profile: str) -> _Stored:
+def _written(path: Path, e: Experiment, profile: str) -> _Rows:
     """The rows of the CSV, which are those of the manifest; none if there is no CSV."""
     if not path.exists():
-        return _Stored([], {})
+        return {}
     content, about = manifest.read(path.name, path.parent)
+    records, read = about["provenance"], {c: KINDS[kind][1] for c, kind in about["columns"].items()}
     rows = {}
-    with _refusing(path):
-        records, read = about["provenance"], {c: KINDS[kind][1] for c, kind in about["columns"].items()}
-        for row in csv.DictReader(io.StringIO(content.decode(), newline="")):
-            key = {c: row[c] for c in records[-1]["key"]}
-            rows[identity(key)] = _Row({c: read[c](row[c]) for c in read}, int(row["provenance"]))
-    return _of_this_grid(path, _Stored(records, rows), e, profile)
+    for row in csv.DictReader(io.StringIO(content.decode(), newline="")):
+        key = {c: row[c] for c in records[-1]["key"]}
+        rows[identity(key)] = _Row({c: read[c](row[c]) for c in read}, records[int(row["provenance"])])
+    return _of_this_grid(path, rows, e, profile)
 
 
-def _of_this_grid(file: Path, stored: _Stored, e: Experiment, profile: str) -> _Stored:
+def _of_this_grid(file: Path, rows: _Rows, e: Experiment, profile: str) -> _Rows:
     """Refuse rows that are not in the grid. A grid that grew is not refused: its new rows are missing."""
-    for made_for in {(record["experiment"], record["profile"]) for record in stored.records} - {(e.name, profile)}:
-        raise ValueError(f"{file}: expected {profile} rows of {e.name!r}, got {made_for[1]} rows of {made_for[0]!r}")
-    known = set(map(identity, e.rows(profile)))
-    if extra := [json.loads(row) for row in stored.rows if row not in known]:
-        foreign = {cell for row in extra for cell in row.items()} - {
-            c for row in known for c in json.loads(row).items()
-        }
+    for record in (row.provenance for row in rows.values()):
+        if (found := f"{record['profile']} rows of {record['experiment']!r}") != f"{profile} rows of {e.name!r}":
+            raise ValueError(f"{file}: expected {profile} rows of {e.name!r}, got {found}")
+    if extra := [json.loads(row) for row in rows.keys() - set(map(identity, e.rows(profile)))]:
         raise ValueError(
             f"{file}: made for another grid than that of {list(e.grid[0])}; stored rows that are not in it: "
-            f"{len(extra)}, the first {extra[0]}; stored values that it does not have: {sorted(foreign)}"
+            f"{len(extra)}, such as {extra[0]}"
         )
-    return stored
+    return rows

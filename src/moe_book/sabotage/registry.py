@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
+from moe_book import registries
 from moe_book.claims import registry as claims
 from moe_book.sabotage.slicing import needed
 
@@ -186,10 +185,10 @@ def module(place: str) -> str:
 
 
 def _rows(path: Path) -> list[dict]:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or []
-    except yaml.YAMLError as error:
-        raise ValueError(f"sabotage/{path.name}: {error}") from None
+    rows = registries.read(path) or []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"sabotage/{path.name}: expected a list of rows with fields")
+    return rows
 
 
 def mutants(chosen: Iterable[str] = ()) -> list[Mutant]:

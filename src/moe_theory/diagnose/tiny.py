@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import TqdmWarning
 
 from moe_theory import _validate as check
 from moe_theory.diagnose.layers import Layer, layers_of
@@ -81,7 +80,7 @@ def library() -> ModuleType:
         ImportError: if it is not there, or too old.
     """
     try:
-        with warnings.catch_warnings(action="ignore", category=TqdmWarning):  # that a notebook has no progress bars
+        with warnings.catch_warnings(action="ignore"):  # that a notebook has no progress bars
             import transformers
     except ImportError as error:
         raise ImportError(

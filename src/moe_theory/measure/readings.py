@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
-from sklearn.metrics import mutual_info_score
+from scipy.special import rel_entr
 
 from moe_theory.measure.pairs import seeds_needed
 from moe_theory.measure.tables import interval_sign, mean_interval
@@ -64,7 +64,8 @@ def outcome(values, predicted: str) -> str:
 
 def nats(counts: ArrayLike) -> float:
     """What the columns of a table of counts tell of its lines: mutual information in nats."""
-    return float(mutual_info_score(None, None, contingency=np.asarray(counts)))
+    p = np.asarray(counts) / np.sum(counts)
+    return max(0.0, float(rel_entr(p, p.sum(1, keepdims=True) * p.sum(0)).sum()))
 
 
 def nats_of_label(counts: ArrayLike) -> tuple[float, float]:

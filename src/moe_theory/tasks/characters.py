@@ -164,8 +164,7 @@ def _archive(name: str) -> bytes:
 def _download(file: str, sha256: str) -> Path:
     """The archive in pooch's cache, fetched from its author's server if it is not there."""
     try:
-        import pooch
-
+        pooch = check.library("pooch", "the download")
         folder, get = pooch.os_cache("moe_theory"), pooch.HTTPDownloader(timeout=TIMEOUT)
         return Path(pooch.retrieve(SERVER + file, f"sha256:{sha256}", fname=file, path=folder, downloader=get))
     except (ImportError, OSError, ValueError) as error:

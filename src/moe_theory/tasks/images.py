@@ -212,8 +212,7 @@ def _content(path: Path, sha256: str) -> bytes:
 
 def _download(name: str) -> dict[str, Path] | Path:
     """The files in pooch's cache, fetched from the authors' server if they are not there."""
-    import pooch
-
+    pooch = check.library("pooch", "the download")
     get = pooch.HTTPDownloader(timeout=TIMEOUT)
     folder = pooch.os_cache("moe_theory") / name
     if name == "cifar-10":
@@ -227,9 +226,7 @@ def _download(name: str) -> dict[str, Path] | Path:
 
 def _digits() -> Images:
     """The digits of scikit-learn, grey values 0..16 brought to [0, 1]."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
+    x, y = check.library("sklearn.datasets", "load_images: digits").load_digits(return_X_y=True)
     x = torch.from_numpy(x / 16).float().reshape(-1, 1, 8, 8)
     y = torch.from_numpy(y).long()
     return Images("digits", x[:DIGITS_TRAIN], y[:DIGITS_TRAIN], x[DIGITS_TRAIN:], y[DIGITS_TRAIN:])

@@ -12,9 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
-from sklearn.pipeline import make_pipeline
 from torch import Tensor
 
 from moe_theory import _validate as check
@@ -135,10 +132,11 @@ def embedded(
         seed: of the projection's random start.
     """
     state = int(stream(seed, "start").integers(2**31))
-    pipe = make_pipeline(
-        HashingVectorizer(n_features=2**15, norm=None, alternate_sign=False),
-        TfidfTransformer(sublinear_tf=True),
-        TruncatedSVD(check.integer("d", d, 1), random_state=state),
+    of_text = check.library("sklearn.feature_extraction.text", "embedded")
+    pipe = check.library("sklearn.pipeline", "embedded").make_pipeline(
+        of_text.HashingVectorizer(n_features=2**15, norm=None, alternate_sign=False),
+        of_text.TfidfTransformer(sublinear_tf=True),
+        check.library("sklearn.decomposition", "embedded").TruncatedSVD(check.integer("d", d, 1), random_state=state),
     )
     a, b = pipe.fit_transform(train), pipe.transform(test)
     mean, sd = a.mean(0), a.std()

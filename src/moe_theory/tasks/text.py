@@ -274,8 +274,7 @@ def _banking77() -> dict[str, list[tuple[str, str]]]:
         if any(path.is_file() for path in paths.values()):
             return {name: _rows(_checked(path, BANKING77_FILES[name])) for name, path in paths.items()}
     try:
-        import pooch
-
+        pooch = check.library("pooch", "the download")
         get = pooch.HTTPDownloader(timeout=TIMEOUT)
         folder = pooch.os_cache("moe_theory") / "banking77"
         paths = [
