@@ -253,7 +253,7 @@ def check(claim_id: str, **measured: object) -> None:
 
     Args:
         claim_id: an id of the registry.
-        **measured: what was measured, under the names of the claim's lines of evidence, and what their limits name: a
+        measured: what was measured, under the names of the claim's lines of evidence, and what their limits name: a
             number, an array or a frame of numbers, a mapping from names of cases to numbers, or a word.
 
     Raises:
@@ -280,7 +280,7 @@ def settle(claim_id: str, measured: Mapping[str, object]) -> Box:
         raise AssertionError(f"{claim_id}: refuted by {'; '.join(refuted)}")
     if strict() and verdict != row["verdict"]:
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
-    evidence = tuple(replace(line, holds=line.holds or name in deciding).bundle() for name, line in lines.items())
+    evidence = tuple((_deciding(line) if name in deciding else line).bundle() for name, line in lines.items())
     fields = {key: row.get(key, "") for key in ("criterion", "criterion_set", "note")}
     return Box(
         claim_id,
@@ -341,6 +341,12 @@ def _verdict(row: Mapping[str, object], lines: Mapping[str, Line]) -> str:
     return row["verdict"]
 
 
+def _deciding(line: Line) -> Line:
+    """A line that chooses the verdict: it refutes nothing, and says whether it is met."""
+    met = f"met (not if {line.refuted})" if line.holds else f"not met ({line.refuted})"
+    return replace(line, refuted=f"decides: {met}", holds=True)
+
+
 def _named_in_finding(row: Mapping[str, object]) -> set[str]:
     return {name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(row.get("finding", "")) if name}
 
@@ -357,7 +363,7 @@ def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
         says: the claim, in a sentence; it may hold $mathematics$.
         evidence: lines as the registry has them, by name: `{"share": {"says": "share of the first expert", "close_to":
             0.125, "within": 0.01}}`.
-        **measured: a value for each line, and for each name in its limits, as in `check`.
+        measured: a value for each line, and for each name in its limits, as in `check`.
 
     Raises:
         ValueError: for a line that is none, or a name that is missing or not asked for.
