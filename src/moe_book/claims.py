@@ -20,8 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Formatter
 
-import yaml
-
+from moe_book import registries
 from moe_book.evidence import Line, compare, names_in, validate
 from moe_book.typeset import typeset
 
@@ -73,10 +72,7 @@ def registry() -> dict[str, dict]:
     Raises:
         ValueError: for a slip in the file, in one line that names the file and the claim.
     """
-    try:
-        rows = yaml.safe_load(files("moe_book").joinpath("claims.yml").read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError("claims.yml: " + " ".join(str(error).split())) from None
+    rows = registries.read(files("moe_book") / "claims.yml")
     claims = {}
     for row in rows:
         if row["id"] in claims:
