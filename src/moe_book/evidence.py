@@ -290,7 +290,7 @@ def validate(name: str, spec: object) -> None:
     """Raise ValueError, with the reason, for an entry of the registry that is no line of evidence."""
     if not isinstance(spec, dict) or "says" not in spec:
         raise ValueError(f"{name}: expected a line with `says`, got {spec!r}")
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{name}: expected a name that Python can hand over")
     if unknown := set(spec) - FIELDS:
         raise ValueError(f"{name}: expected fields of {sorted(FIELDS)}, got {sorted(unknown)}")
