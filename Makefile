@@ -56,8 +56,8 @@ site: $(READY)  ## the publishable tree in _build/site; REPOSITORY=owner/name ad
 bench: $(READY)  ## measure speed, as ratios within one run, and store it for the page on speed
 	@$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-columns=min,median,iqr,rounds
 
-lint: $(READY)  ## ruff, as pre-commit runs it
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: $(READY)  ## ruff and pyright, as pre-commit runs them
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:  ## remove what was built; the virtual environment stays
 	rm -rf _build

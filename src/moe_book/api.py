@@ -109,6 +109,7 @@ def signature(name: str, obj: Callable) -> str:
         fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and "init=False" not in ast.unparse(n)]
         parameters, returns = [ast.unparse(n) for n in fields], ""
     else:
+        assert isinstance(node, ast.FunctionDef)
         parameters = _parameters(node.args)
         returns = f" -> {ast.unparse(node.returns)}" if node.returns and not inspect.isclass(obj) else ""
     line = f"{name}({', '.join(parameters)}){returns}"

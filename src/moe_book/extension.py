@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from docutils import nodes
@@ -20,6 +21,7 @@ import moe_book
 import moe_theory
 
 CHAPTER = re.compile(r"notebooks/(\d\d)_")
+PACKAGE_NAMES = ("moe_theory", "moe_book")
 PACKAGES = [Path(package.__file__).parent for package in (moe_theory, moe_book)]
 DESCRIBED = 155  # characters that a search engine shows of a page's description
 
@@ -66,14 +68,14 @@ def without_repeated_ids(app, pagename, templatename, context, doctree):
 NAME = re.compile(r'<span class="n">(\w+)</span>((?:<span class="o">\.</span><span class="n">\w+</span>)*)')
 
 
-def imported(notebook: Path) -> dict[str, object]:
+def imported(notebook: Path) -> dict[str, Any]:
     """What the names are that a chapter's cells import from the package."""
     found = {}
     for cell in nbformat.read(notebook, 4).cells:
         if cell.cell_type != "code":
             continue
         for node in ast.walk(ast.parse(cell.source)):
-            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("moe_theory", "moe_book"):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGE_NAMES:
                 for alias in node.names:
                     scope = importlib.import_module(node.module)
                     inner = f"{node.module}.{alias.name}"
@@ -97,7 +99,7 @@ def lead_to_source(app, pagename, templatename, context, doctree):
         module = getattr(what, "__module__", None) or ""
         if attributes or not module.startswith(("moe_theory.", "moe_book.")) or not hasattr(what, "__qualname__"):
             return match[0]
-        address = f"../_modules/{module.replace('.', '/')}.html#{what.__qualname__}"
+        address = f"../_modules/{module.replace('.', '/')}.html#{what.__qualname__}"  # pyright: ignore
         return f'<a class="source-link" href="{address}">{match[0]}</a>'
 
     context["body"] = NAME.sub(linked, context["body"])

@@ -16,6 +16,7 @@ import numpy as np
 import seaborn as sns
 from IPython.display import HTML, display
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, MaxNLocator
 from PIL import Image
 
@@ -96,7 +97,7 @@ def moved_points(ax, points, *ends, title: str, symbol: str = "s_{i,%d}", circle
     With `circle` the unit circle is drawn, and the frame is a little larger than it.
     """
     if circle:
-        ax.add_patch(plt.Circle((0, 0), 1, fill=False, ls="--", color=COLORS["reference"]))
+        ax.add_patch(Circle((0, 0), 1, fill=False, ls="--", color=COLORS["reference"]))
         ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
     for i, color in enumerate(categories(len(points))):
         ax.plot(*points[i], "o", color=color)

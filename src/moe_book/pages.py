@@ -482,9 +482,8 @@ def citations(citation: dict, year: str) -> str:
     }
     lines = ",\n".join(f"  {field:7} = {{{value}}}" for field, value in fields.items())
     written = BIBLIOGRAPHY.read_text(encoding="utf-8")
-    papers = [
-        re.search(rf"^@\w+{{{key},.*?^}}", written, re.MULTILINE | re.DOTALL)[0] for key in PAPERS if key != "book"
-    ]
+    found = (re.search(rf"^@\w+{{{key},.*?^}}", written, re.MULTILINE | re.DOTALL) for key in PAPERS if key != "book")
+    papers = [entry[0] for entry in found if entry]
     entries = "\n\n".join([f"@{citation['type']}{{moe_theory,\n{lines}\n}}", *papers])
     return f"```bibtex\n{entries}\n```\n"
 
@@ -533,14 +532,14 @@ def _dressed(table: re.Match) -> str:
                 cell["class"] = ["text"]
     for cell in soup.select("tbody th, tbody td"):
         if len(words := _words(cell)) > LONG and len(WORD.findall(words)) > 2:
-            cell["class"] = [*cell.get("class", []), "long"]
+            cell["class"] = [*cell.get("class", []), "long"]  # pyright: ignore[reportOptionalIterable]
     if (
         soup.select_one("td.long")
         and len(heads) == 1
         and not soup.select_one("[colspan]")
         and "\\(" not in str(soup.thead)
     ):
-        soup.table["class"] = [*soup.table["class"], "stacks"]
+        soup.table["class"] = [*soup.table["class"], "stacks"]  # pyright: ignore[reportOptionalSubscript]
         for row in rows:
             for k, cell in enumerate(reversed(row), 1):
                 cell["data-head"] = heads[0][-k].text

@@ -86,7 +86,7 @@ def read(name: str) -> tuple[str, set[tuple[str, str]]]:
     Queries are left out: they filter the ledger, which paper cannot.
     """
     soup = BeautifulSoup((build.HTML / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
-    title, number = next(soup.h1.stripped_strings), Path(name).stem[:2]
+    title, number = next(soup.h1.stripped_strings), Path(name).stem[:2]  # pyright: ignore[reportOptionalMemberAccess]
     links = {urldefrag(urljoin(address_of(name), a["href"])) for a in soup.find_all("a", href=True)}
     places = {(url.partition("?")[0], unquote(anchor)) for url, anchor in links}
     return (f"{int(number)}. " if number.isdigit() else "") + title, places

@@ -96,7 +96,7 @@ def _directive(token: Token, lines: list[str]) -> Directive | None:
     """The directive that a token of these source lines is, if it is one."""
     if token.type != "colon_fence" and not (token.type == "fence" and token.info.startswith("{")):
         return None
-    last = lines[token.map[1] - 1].lstrip("> \t").rstrip()
+    last = lines[token.map[1] - 1].lstrip("> \t").rstrip()  # pyright: ignore[reportOptionalSubscript]
     return Directive.of(token, len(last) >= len(token.markup) and set(last) == {token.markup[0]})
 
 
@@ -150,7 +150,7 @@ class References:
         """Plain Markdown for one role, or for one with its own text, `text <target>`; ValueError for an unknown one."""
         if name.startswith("cite"):
             return "(" + "; ".join(self._known(self.citations, name, key.strip()) for key in text.split(",")) + ")"
-        own, target = TITLED.fullmatch(text).group("own", "target")
+        own, target = TITLED.fullmatch(text).group("own", "target")  # pyright: ignore[reportOptionalMemberAccess]
         if name == "doc":
             stem = target.split("/")[-1]
             return f"[{own or self._known(self.titles, name, stem)}]({self.page(stem)})"
@@ -189,7 +189,7 @@ class Edit(NamedTuple):
 
 def _inline(token: Token, text: str, at: int, refs: References, here: str) -> Iterator[Edit]:
     """Roles, and links to documents of the book, of the paragraph that begins at `at`; the last one only moves on."""
-    for child in token.children:
+    for child in token.children or ():
         if child.type not in SOURCE:
             continue
         pieces = map(re.escape, SOURCE[child.type](child).split())  # a line may end between them, also in a quote
@@ -198,7 +198,7 @@ def _inline(token: Token, text: str, at: int, refs: References, here: str) -> It
         at = found.end()
         if child.type == "myst_role":
             yield Edit(*found.span(), refs.role(child.meta["name"], child.content, here))
-        elif child.type == "link_open" and (page := DOCUMENT.fullmatch(child.attrs["href"])):
+        elif child.type == "link_open" and (page := DOCUMENT.fullmatch(str(child.attrs["href"]))):
             yield Edit(*found.span(), f"]({refs.page(page[1])}")
     yield Edit(at, at, "")
 
@@ -209,7 +209,7 @@ def _edits(text: str, refs: References, here: str) -> Iterator[Edit]:
     starts = [0, *(m.end() for m in re.finditer("\n", text)), len(text) + 1]
     for token in MYST.parse(text):
         if token.type == "inline":
-            for edit in _inline(token, text, max(at, starts[token.map[0]]), refs, here):
+            for edit in _inline(token, text, max(at, starts[token.map[0]]), refs, here):  # pyright: ignore
                 yield edit
                 at = edit.end
             continue
@@ -220,7 +220,7 @@ def _edits(text: str, refs: References, here: str) -> Iterator[Edit]:
             tagged = f"$${token.content.rstrip()} \\tag{{{refs.labels[token.info][0].strip('()')}}}$$"
             yield Edit(span[0], span[1] - 1, _within(line, "$$", tagged))
         elif token.type == "myst_target":
-            yield Edit(*span, "")
+            yield Edit(span[0], span[1], "")
 
 
 def plain(text: str, refs: References, here: str) -> str:

@@ -150,17 +150,17 @@ def exchanged(model: LanguageModel) -> dict[str, list[float]]:
     mine, part = routers(model), text().validation[:CURVE]
     if mine[0].router.plain:
         return {"exchanged_bits": [], "exchanged_sets": []}
-    x, found, own = part.view(-1, LENGTH).long(), [], [(r.router, r.sharpness.clone()) for r in mine]
+    x, found, own = part.view(-1, LENGTH).long(), [], [(r.router, r.sharpness.clone()) for r in mine]  # pyright: ignore
     before, tokens = [m.sort(1).values for _, m in model.routed(x)], read(model)
     for tau in TAUS:
         for r, (router, sharpness), u in zip(mine, own, tokens, strict=True):
             r.router = Perturbed(tau) if tau else Cosine()
-            r.sharpness.data = sharpness + (size(router, r.beta1, u) / size(r.router, r.beta1, u)).log()
+            r.sharpness.data = sharpness + (size(router, r.beta1, u) / size(r.router, r.beta1, u)).log()  # pyright: ignore
         after = [m.sort(1).values for _, m in model.routed(x)]
         moved = np.mean([(a != b).any(1).double().mean() for a, b in zip(before, after, strict=True)])
         found.append((evaluated(model, part)[0], moved))
     for r, (router, sharpness) in zip(mine, own, strict=True):
-        r.router, r.sharpness.data = router, sharpness
+        r.router, r.sharpness.data = router, sharpness  # pyright: ignore[reportOptionalMemberAccess]
     return dict(zip(("exchanged_bits", "exchanged_sets"), map(list, zip(*found, strict=True)), strict=True))
 
 

@@ -92,8 +92,8 @@ def routed(model: PlacesNetwork, part: Clustered) -> dict[str, float]:
     """The entropy of the loads of the first experts, in bits, and the mean norm of the router vectors."""
     if not hasattr(model.feed, "router"):
         return {"spread": 0.0, "radius": 0.0}
-    first = model.feed.choice(F.layer_norm(model.tokens(part.x), (D,)).flatten(0, 1))[1][:, 0]
-    return {"spread": information(first, first), "radius": model.feed.router.beta1.norm(dim=1).mean().item()}
+    first = model.feed.choice(F.layer_norm(model.tokens(part.x), (D,)).flatten(0, 1))[1][:, 0]  # pyright: ignore
+    return {"spread": information(first, first), "radius": model.feed.router.beta1.norm(dim=1).mean().item()}  # pyright: ignore
 
 
 def ended(key: dict, off: float) -> dict[str, float]:

@@ -147,7 +147,7 @@ def parts_row(key: dict) -> dict:
     fitted, _ = example_loss(block, x[0], F[0], k)  # l' = 0: the first term is left
     own = own_curvatures(s, x, F - y)
     values = dict(
-        L=sum(gradient_squares(s, x, F - y)).sqrt(),
+        L=sum(gradient_squares(s, x, F - y)).sqrt(),  # pyright: ignore[reportAttributeAccessIssue]
         whole=abs(largest_curvature(loss, w).value),
         first=first_term(s, x),
         second=abs(largest_curvature(lambda w: loss(w) - fitted(w), w).value),

@@ -121,7 +121,7 @@ def network(key: dict) -> nn.Module:
         return one(min(range(own, 4 * own), key=lambda w: abs(parameters(one(w)) - goal)))
     moe = DispatchedMoE(PixelRouter(channels, SIDE, EXPERTS), [one(own) for _ in range(EXPERTS)])
     if key["model"] == "frozen":
-        draw = torch.randn(moe.router.theta.shape, generator=torch_stream(key["seed"], "router weights"))
+        draw = torch.randn(moe.router.theta.shape, generator=torch_stream(key["seed"], "router weights"))  # pyright: ignore
         moe.router.theta.data = draw / len(draw) ** 0.5
         moe.router.requires_grad_(False)
     if key["model"] == "classes":
@@ -277,7 +277,7 @@ def latent(model: nn.Module, test: Clustered) -> dict:
     m = answers(model, x)[1]
     model.eval()
     moe = isinstance(model, DispatchedMoE)
-    z = model.dispatched(x, m, lambda expert, a: expert.embedding(a)) if moe else model.embedding(x)
+    z = model.dispatched(x, m, lambda expert, a: expert.embedding(a)) if moe else model.embedding(x)  # pyright: ignore
     z = z.double().numpy()
     near = NearestNeighbors(n_neighbors=NEIGHBOURS + 1).fit(z).kneighbors(z, return_distance=False)[:, 1:]
     picture = TSNE(random_state=0, init="pca").fit_transform(z[:SHOWN])

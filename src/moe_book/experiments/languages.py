@@ -52,7 +52,7 @@ def network(key: dict) -> nn.Module:
         return CubicLayer(D, out, rng)
     moe = DispatchedMoE(LinearRouter(D, EXPERTS), [CubicLayer(D, out, rng) for _ in range(EXPERTS)])
     if key["model"] == "frozen":
-        moe.router.theta.data.normal_(generator=torch_stream(key["seed"], "router weights"))
+        moe.router.theta.data.normal_(generator=torch_stream(key["seed"], "router weights"))  # pyright: ignore
         moe.router.requires_grad_(False)
     return moe
 

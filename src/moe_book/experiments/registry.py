@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from moe_book import registries
 from moe_theory import _validate as check
@@ -21,7 +22,7 @@ def text(value) -> str:
     return json.dumps(value) if isinstance(value, list | float) else str(value)
 
 
-def rounded(value, digits: int):
+def rounded(value, digits: int) -> Any:
     """Floats as a result file has them, with so many significant digits; counts and flags stay as they are.
 
     Args:

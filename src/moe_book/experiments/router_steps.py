@@ -27,7 +27,7 @@ def gradients(model: LanguageModel, batch: Int[Tensor, "batch L_1"]) -> list[Flo
     """Of the loss of a batch in the router vectors, by block; those of all parameters are left in the model."""
     model.zero_grad()
     bits_per_character(model(batch[:, :-1]), batch[:, 1:]).backward()
-    return [r.beta1.grad.clone() for r in cl.routers(model)]
+    return [r.beta1.grad.clone() for r in cl.routers(model)]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def share(router: TokenRouter, step: Float[Tensor, "M low"]) -> float:

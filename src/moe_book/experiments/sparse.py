@@ -297,7 +297,7 @@ def live(key: dict) -> dict:
 
 
 def _norm(module: torch.nn.Module) -> float:
-    return float(sum(p.grad.square().sum() for p in module.parameters()).sqrt())
+    return float(sum(p.grad.square().sum() for p in module.parameters()).sqrt())  # pyright: ignore
 
 
 def _points(first: int, steps: int, until: int) -> Tensor:

@@ -110,7 +110,7 @@ def courses(rows: pd.DataFrame, **changes) -> dict[str, Float[np.ndarray, "seeds
         changes: values other than those of `BASE`, for any of its choices but the number of steps.
     """
     key = {name: value for name, value in (BASE | changes).items() if name != "steps"}
-    of = rows[(rows[list(key)] == list(key.values())).all(axis=1)].sort_values("seed")
+    of = rows[(rows[list(key)] == list(key.values())).all(axis=1)].sort_values("seed")  # pyright: ignore
     if of.empty:
         raise ValueError(f"changes: expected choices of a stored row, got {changes}")
     course = {name: np.array(of[name].tolist()) for name in ("relevant", "spurious", "loss")}

@@ -135,7 +135,7 @@ def trained(task: str, router: str, seeds: list[int], settings: list[tuple[float
     """
     net, trial = network(task, router, seeds, sets.train), TRIALS[task]
     rates, factors = torch.tensor(settings).T
-    adam = Adam([(net.experts.parameters(), rates), (net.router.parameters(), rates * factors)])
+    adam = Adam([(net.experts.parameters(), rates), (net.router.parameters(), rates * factors)])  # pyright: ignore
     rng, balance, first = torch_stream(seeds[0], "routing noise"), choice_of(router).balance, []
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -94,9 +94,9 @@ def _requoted(text: str) -> str:
     opened, letters = [], list(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         at = ends[token.start[0] - 1] + token.start[1]
-        if token.type == tokenize.FSTRING_START:
+        if token.type == tokenize.FSTRING_START:  # pyright: ignore[reportAttributeAccessIssue]
             opened.append(at + 1)
-        elif token.type == tokenize.FSTRING_END:
+        elif token.type == tokenize.FSTRING_END:  # pyright: ignore[reportAttributeAccessIssue]
             start = opened.pop()
             if not opened and token.string == "'" and "'" in text[start + 1 : at]:
                 letters[start] = letters[at] = '"'

@@ -99,6 +99,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != self.module:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec and spec.origin, f"{name} was found before, to be read"
         spec.loader = _Loader(name, spec.origin, self.source)
         return spec
 

@@ -119,7 +119,7 @@ class RouterStream:
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
         self.experts, self.k, self.noise, self.where = experts, k, check.positive("noise", noise), where
-        self.weight = None
+        self.weight: Tensor | None = None
         self._kept: dict[str, list[Tensor]] = {}
         self._labels: dict[str, list[Tensor]] = {}
 

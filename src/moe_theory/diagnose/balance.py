@@ -157,7 +157,8 @@ def _report(
         for by in (dict.fromkeys(candidates, 1), scales)
     )
     reads, per_layer = _reads(off) if found.any() else "nothing", candidates["each layer"]
-    nearest = min(scaled if reads == "unknown" else off, key=(scaled if reads == "unknown" else off).get)
+    counted = scaled if reads == "unknown" else off
+    nearest = min(counted, key=counted.__getitem__)
     if reads == "unknown" and scaled[nearest] <= abs(scales[nearest]):
         reads = f"{scales[nearest]:.4g} times {nearest}"
     return BalanceReport(
@@ -175,7 +176,7 @@ def _reads(off: dict[str, float]) -> str:
     within = [name for name, value in off.items() if value <= 1]
     if len({name in POOLS for name in within}) > 1:
         return "undecided"
-    return min(within, key=off.get, default="unknown")
+    return min(within, key=off.__getitem__, default="unknown")
 
 
 def _wanted(trace: Trace, k: int) -> Bool[Tensor, "n M"]:

@@ -58,4 +58,4 @@ def compare_routers(W: Float[Tensor, "M d"], V: Float[Tensor, "M d"]) -> Compari
     A, B = centred(W), centred(V)
     order = linear_sum_assignment(torch.cdist(A, B).square().numpy(force=True))[1]
     distances = (float((one - other).norm()) / size for one, other in ((W, V), (A, B), (A, B[order])))
-    return Comparison(*distances, tuple(order.tolist()))
+    return Comparison(*distances, tuple(order.tolist()))  # pyright: ignore[reportCallIssue]

@@ -86,7 +86,7 @@ class Layer:
         block = copy.deepcopy(self.block).double()
         for module in block.modules():
             if hasattr(module, "config"):
-                module.config._experts_implementation = "eager"
+                module.config._experts_implementation = "eager"  # pyright: ignore[reportAttributeAccessIssue]
         router = getattr(block, self.name.rpartition(".")[2])
         return Layer(self.name, block, router, block.experts, self.logits_at)
 
@@ -130,7 +130,7 @@ class Layer:
 
         def done(_, __, out):
             read, (*parts, masks) = u.pop(), seen.pop()
-            traces.append(Trace(read, *parts, _tokens(out).detach(), masks))
+            traces.append(Trace(read, *parts, _tokens(out).detach(), masks))  # pyright: ignore[reportCallIssue]
 
         named = {"with_kwargs": True}
         with ExitStack() as stack:
@@ -190,7 +190,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: expected a model of transformers, got {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     if not hasattr(type(model), "_can_record_outputs") and any(map(_recorded, model.modules())):
         kind = type(model).__name__
         raise ValueError(f"model: expected a model of transformers, got {kind} around one; hand over what it wraps")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import pandas as pd
 import torch
@@ -259,14 +260,14 @@ def _take(stream: RouterStream, trace: Trace, batch: Batch, labels: Mapping[str,
 def _real(batch: Batch, tokens: int) -> Bool[Tensor, " n"]:
     """Which tokens are no padding, where the attention mask is one of these tokens."""
     mask = batch.get("attention_mask")
-    if mask is None or mask.numel() != tokens:
+    if not isinstance(mask, Tensor) or mask.numel() != tokens:
         return torch.ones(tokens, dtype=torch.bool)
     if not mask.any():
         raise ValueError("batches: expected tokens other than padding, got none")
     return mask.flatten().bool().cpu()
 
 
-def _configured(model: nn.Module) -> Configured:
+def _configured(model: Any) -> Configured:
     """What the configuration says: whether kept gates are divided by their sum, a factor on all, and how many."""
     config = model.config.get_text_config()
     normalized = getattr(config, "norm_topk_prob", None)

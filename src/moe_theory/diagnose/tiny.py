@@ -401,7 +401,7 @@ def starves(model: nn.Module, batches: list[dict[str, Tensor]]) -> bool:
     """Whether an expert of some layer is never among those of the largest logits that the model returns."""
     outputs = [model(**batch, output_router_logits=True) for batch in batches]
     names = [name for name in outputs[0] if name.endswith("router_logits")]
-    k = 1 if "encoder_router_logits" in names else model.config.num_experts_per_tok
+    k = 1 if "encoder_router_logits" in names else model.config.num_experts_per_tok  # pyright: ignore
     for name in names:
         for layer in zip(*(output[name] for output in outputs), strict=True):
             chosen = torch.cat([topk_set(h.flatten(0, -2), k) for h in layer])

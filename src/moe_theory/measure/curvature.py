@@ -64,7 +64,7 @@ def largest_curvature(
     start = stream(seed, "start").normal(size=len(w))
     if not product(start).any():  # then the Hessian is zero, and ARPACK has nothing to start from
         return Curvature(0.0, 0.0)
-    H = LinearOperator((len(w), len(w)), matvec=product, dtype=np.float64)
+    H = LinearOperator((len(w), len(w)), matvec=product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
     values, vectors = eigsh(H, k=1, which="LM", v0=start, tol=tolerance, ncv=min(len(w), 20))
     value, v = float(values[0]), vectors[:, 0]
     return Curvature(value, float(np.linalg.norm(product(v) - value * v)))

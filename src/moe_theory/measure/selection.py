@@ -72,7 +72,7 @@ def shaken(
             with stepped(network, losses(x[:, at], y[:, at], noise())[0].mean(1).sum(), rate) as theta, torch.no_grad():
                 ends.append((theta, *losses(x[:, third], y[:, third], noise())))
         (theta1, l1, set1), (theta2, l2, set2) = ends
-        r = sum((a - b).square().flatten(1).sum(1) for a, b in zip(theta1, theta2, strict=True)).sqrt()
+        r = sum((a - b).square().flatten(1).sum(1) for a, b in zip(theta1, theta2, strict=True)).sqrt()  # pyright: ignore
         moved = torch.zeros_like(r) if set1 is None else (set1 != set2).any(-1).double().mean(1)
         found.append(((l1 - l2).abs().mean(1) / r, moved))
     return Shaken(*(torch.stack(part).double().mean(0) for part in zip(*found, strict=True)))

@@ -129,7 +129,7 @@ def step_parameters(
     model: Routed, x: Shaped[Tensor, "n ..."], y: Int[Tensor, " n"], rate: float, plan: Batches
 ) -> tuple[Parameters, Parameters]:
     """Theta_1 and Theta_2 of the D draws of a plan: every parameter with a first dimension of D."""
-    theta_0 = {name: p.detach() for name, p in model.named_parameters()}
+    theta_0 = {name: p.detach() for name, p in model.named_parameters()}  # pyright: ignore[reportAttributeAccessIssue]
     step = vmap(grad(lambda *args: losses(model)(*args)[0].mean()), in_dims=(None, 0, 0, 0))
 
     def stepped(i: int) -> Parameters:
@@ -290,12 +290,12 @@ def estimate(
     """
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed=seed)
-    mode = model.training
-    model.eval()
+    mode = model.training  # pyright: ignore[reportAttributeAccessIssue]
+    model.eval()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         parts = [_estimate(model, x, y, rate, part) for part in plan.chunks(chunk(model))]
     finally:
-        model.train(mode)
+        model.train(mode)  # pyright: ignore[reportAttributeAccessIssue]
     found = Draws(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if not (found.distance > 0).all():
         raise ValueError("model: expected two steps on different batches to lead apart, got the same point")
@@ -315,12 +315,12 @@ def _estimate(model: Routed, x: Tensor, y: Tensor, rate: float, plan: Batches) -
     flips = ((pi1 > 0) != (pi2 > 0)).any(-1).flatten(1).to(eps).mean(1)
     if model.noisy:
         l2, _ = vmap(losses(model))(theta[1], *third[:2], plan.noise[:, 3])
-    return Draws(eps, eps / r, apart.sqrt().mean(1) / r, r, (l1 - l2).abs().mean(1), flips)
+    return Draws(eps, eps / r, apart.sqrt().mean(1) / r, r, (l1 - l2).abs().mean(1), flips)  # pyright: ignore
 
 
 def _norm(tensors: Parameters) -> Float[Tensor, " D"]:
     """Euclidean norm over all parameters, for every entry of the first dimension."""
-    return sum(t.square().flatten(1).sum(1) for t in tensors.values()).sqrt()
+    return sum(t.square().flatten(1).sum(1) for t in tensors.values()).sqrt()  # pyright: ignore
 
 
 def estimate_loop(
@@ -329,7 +329,7 @@ def estimate_loop(
     """`estimate` as the definition reads: one draw, one example after the other, by ordinary autograd."""
     check.positive("rate", rate)
     plan = draw_batches(model, len(x), draws, batch, seed=seed)
-    theta_0 = {name: p.detach() for name, p in model.named_parameters()}
+    theta_0 = {name: p.detach() for name, p in model.named_parameters()}  # pyright: ignore[reportAttributeAccessIssue]
     return Draws(*torch.stack([_one_draw(model, theta_0, x, y, rate, *pair) for pair in zip(*plan, strict=True)]).T)
 
 

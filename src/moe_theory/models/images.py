@@ -86,7 +86,7 @@ def resnet18(channels: int, side: int, outputs: int, width: int, rng: Generator)
         layers.append(Residual(f, _convolution(c, out, 1, stride) if c != out else None, relu=True))
         c = out
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return ImageNetwork(nn.Sequential(*layers), c, outputs, rng).to(memory_format=torch.channels_last)
+    return ImageNetwork(nn.Sequential(*layers), c, outputs, rng).to(memory_format=torch.channels_last)  # pyright: ignore
 
 
 def mobilenet(channels: int, side: int, outputs: int, width: int, rng: Generator) -> ImageNetwork:
@@ -102,7 +102,7 @@ def mobilenet(channels: int, side: int, outputs: int, width: int, rng: Generator
         layers += [Residual(f, relu=False)] if c == out else f
         c = out
     layers += [*_convolution(c, 8 * width, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return ImageNetwork(nn.Sequential(*layers), 8 * width, outputs, rng).to(memory_format=torch.channels_last)
+    return ImageNetwork(nn.Sequential(*layers), 8 * width, outputs, rng).to(memory_format=torch.channels_last)  # pyright: ignore
 
 
 #: The networks by the names that stored rows have for them.

@@ -185,7 +185,7 @@ class LanguageModel(nn.Module):
         self(tokens)
         for hook in hooks:
             hook.remove()
-        return [(x, feed.choice(x)[1]) for x, feed in zip(seen, self.feed, strict=True)]
+        return [(x, feed.choice(x)[1]) for x, feed in zip(seen, self.feed, strict=True)]  # pyright: ignore
 
 
 def _normalized(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:

@@ -166,7 +166,7 @@ def _cifar(path: Path) -> Images:
     parts = []
     with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
         for names in CIFAR_PARTS.values():
-            files = [archive.extractfile(f"cifar-10-batches-bin/{name}").read() for name in names]
+            files = [archive.extractfile(f"cifar-10-batches-bin/{name}").read() for name in names]  # pyright: ignore
             x, y = zip(*map(read_cifar, files), strict=True)
             parts += [torch.from_numpy(np.concatenate(x)).float() / 255, torch.from_numpy(np.concatenate(y)).long()]
     return Images("cifar-10", *parts)

@@ -23,7 +23,7 @@ from moe_theory.models.sparse import SparseMLP
 
 def parameter_vector(model: Routed) -> Float[Tensor, "P"]:
     """All parameters, one after the other."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.cat([p.detach().flatten() for p in model.parameters()])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def vector_losses(model: Routed):
@@ -34,7 +34,7 @@ def vector_losses(model: Routed):
     """
     if model.noisy:
         raise ValueError(f"model: expected routing without noise, got a {type(model).__name__} that is `noisy`")
-    names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
+    names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)  # pyright: ignore
 
     def function(theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         parts = theta.split([shape.numel() for shape in shapes])

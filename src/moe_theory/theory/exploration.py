@@ -205,9 +205,9 @@ def uniform_moments(
         for x, y in zip(batch.x.split(500), batch.y.split(500), strict=True)
     ]
     mean, variance, first, second = (sum(part) for part in zip(*parts, strict=True))
-    deviation = (second * (1 / M - 1 / M**2)).sqrt()
-    mean_of_experts, deviation_of_experts = (e.view(M, -1, len(u)) / n for e in (first / M, deviation))
-    return (mean / n, mean_of_experts), (variance.sqrt() / n, deviation_of_experts)
+    deviation = (second * (1 / M - 1 / M**2)).sqrt()  # pyright: ignore[reportAttributeAccessIssue]
+    mean_of_experts, deviation_of_experts = (e.view(M, -1, len(u)) / n for e in (first / M, deviation))  # pyright: ignore
+    return (mean / n, mean_of_experts), (variance.sqrt() / n, deviation_of_experts)  # pyright: ignore
 
 
 def _added_up(x: Float[Tensor, "P n d"], y: Float[Tensor, "n 1"], model: PatchMoE, u: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """What least squares can reach: standard errors from the Fisher information of the regression MoE."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -94,7 +95,7 @@ def descent_law(
 def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
     """Linear maps from the errors (beta0, beta1, eta) to the parts."""
     k, d = G.beta1.shape
-    like = dict(dtype=G.beta1.dtype, device=G.beta1.device)
+    like: dict[str, Any] = dict(dtype=G.beta1.dtype, device=G.beta1.device)
     centre = torch.eye(k, **like) - 1 / k
     slopes = torch.block_diag(*router.slope(G.beta1))
     gauge = router.gauge(router.embedding(G.beta1))

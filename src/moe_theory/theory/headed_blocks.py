@@ -136,7 +136,7 @@ def gradient_squares(
     blocks: Block, data: Data, gate: Gate, k: int
 ) -> tuple[Float[Tensor, "count inputs"], Float[Tensor, "count inputs"]]:
     """`|dl/d experts|^2` and `|dl/d heads|^2` of each block at each of its inputs, for the sets that were drawn."""
-    slopes = vmap(vmap(grad(lambda *example: loss(*example, gate, k)), (None, 0, 0, 0)))(blocks, *data)
+    slopes = vmap(vmap(grad(lambda *example: loss(*example, gate, k)), (None, 0, 0, 0)))(blocks, *data)  # pyright: ignore
     return _squares(slopes, 2)
 
 
@@ -144,7 +144,7 @@ def mean_gradient_squares(
     blocks: Block, data: Data, gate: str, k: int
 ) -> tuple[Float[Tensor, " count"], Float[Tensor, " count"]]:
     """The same for the loss averaged over all draws, exactly, at the first input of each block."""
-    slope = grad(lambda *example: mean_loss(*example, gate, k))
+    slope = grad(lambda *example: mean_loss(*example, gate, k))  # pyright: ignore[reportCallIssue]
     found = [slope(Block(*(p[i] for p in blocks)), data.x[i, 0], data.y[i, 0]) for i in range(len(data.x))]
     return _squares(Block(*map(torch.stack, zip(*found, strict=True))), 1)
 

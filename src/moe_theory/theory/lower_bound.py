@@ -63,11 +63,11 @@ def lower_bound_constant(
     draws = torch.randn(STARTS, M.shape[1], generator=torch_stream(0, "start"), dtype=J.dtype)
     y = torch.cat([torch.linalg.svd(torch.cat(parts)).Vh[:10], draws.to(J.device)])
     for _ in range(STEPS):
-        y = y / y.norm(dim=1, keepdim=True)
+        y = y / y.norm(dim=1, keepdim=True)  # pyright: ignore[reportAttributeAccessIssue]
         y = sum(torch.nn.functional.normalize(y @ part.T) @ part for part in parts)
-    y = y / y.norm(dim=1, keepdim=True)
+    y = y / y.norm(dim=1, keepdim=True)  # pyright: ignore[reportAttributeAccessIssue]
     reached = sum((y @ part.T).norm(dim=1) for part in parts)
-    best = int(reached.argmax())
+    best = int(reached.argmax())  # pyright: ignore[reportAttributeAccessIssue]
     return Constant(1 / float(reached[best]), 1 / min(apart, together), M @ y[best])
 
 
@@ -143,11 +143,11 @@ def descended(price: Price, start: Float[Tensor, " m"]) -> tuple[Float[Tensor, "
     """A local minimum of `change / loss`, `price(y) = (change, loss)`, by BFGS: where it is, loss and ratio there."""
 
     def logarithm(y: np.ndarray) -> tuple[float, np.ndarray]:
-        y = torch.from_numpy(y).requires_grad_()
-        change, loss = price(y)
+        at = torch.from_numpy(y).requires_grad_()
+        change, loss = price(at)
         value = change.log() - loss.log()
         value.backward()
-        return value.item(), y.grad.numpy()
+        return value.item(), at.grad.numpy()  # pyright: ignore[reportOptionalMemberAccess]
 
     found = minimize(logarithm, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 300})
     end = torch.from_numpy(found.x)

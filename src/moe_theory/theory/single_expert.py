@@ -8,6 +8,7 @@ blind (to centres) if f(beta c_k) is the same for all k; twice the error is then
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
@@ -207,7 +208,7 @@ def _ramp(direction: Tensor, edge: float, jump: float, width: float, sign: int) 
 def _relu_cnn(filters: list[tuple[Tensor, float, float]]) -> PatchCNN:
     """The `PatchCNN` of these filters; ReLU being homogeneous, only the sign of an output weight is left."""
     filters = sorted(filters, key=lambda one: one[2] < 0)
-    like = dict(dtype=torch.float64, device=filters[0][0].device)
+    like: dict[str, Any] = dict(dtype=torch.float64, device=filters[0][0].device)
     cnn = PatchCNN(len(filters[0][0]), len(filters), "relu", seed=0).to(**like)
     size = torch.tensor([abs(out) for _, _, out in filters], **like)
     cnn.w.data = size[:, None] * torch.stack([direction for direction, _, _ in filters])

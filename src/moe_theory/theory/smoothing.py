@@ -176,7 +176,7 @@ def keep_probability(h: Float[Tensor, "n M"], k: int, *, scale: float) -> Float[
             part = h[of][near[of]].view(-1, members + others), chosen[of][near[of]].view(-1, members + others)
             rows = max(1, BLOCK // (members * (members + others)))
             parts = zip(*(t.split(rows) for t in part), strict=True)
-            stays[of] = torch.cat([_keeps(*rest, members) for rest in parts])
+            stays[of] = torch.cat([_keeps(*rest, members) for rest in parts])  # pyright: ignore[reportCallIssue]
     return stays
 
 

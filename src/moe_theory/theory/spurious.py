@@ -306,7 +306,7 @@ def coin_minimum(decay: Decay) -> tuple[float, float]:
         return 1 - mean @ np.linalg.solve(both, mean) + 2 * decay.router * a * a
 
     found = minimize_scalar(value, bounds=(1, 4), method="bounded")
-    return float(found.x), float(found.fun)
+    return float(found.x), float(found.fun)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def two_valleys(h: Float[np.ndarray, "*n"], w: float = 0.0) -> Float[np.ndarray, "*n"]:

@@ -6,6 +6,7 @@ the only parameter. With the selection first the risk over x uniform on [-1, 1] 
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ def learn_threshold(
         score: whether the gradient has the score term `loss * d log p`, of the probability p of the expert drawn.
         steps: of SGD.
     """
-    like = dict(dtype=torch.float64, device=runs[0].device)
+    like: dict[str, Any] = dict(dtype=torch.float64, device=runs[0].device)
     b, path = torch.full((len(runs), 1), 0.6, **like), []
     for _ in range(steps):
         path.append(b[:, 0].cpu().numpy())

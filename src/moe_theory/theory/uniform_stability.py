@@ -159,7 +159,7 @@ def exact_stability(
     done = []
     for at in range(0, len(x), rows):
         part = [v[at : at + rows] for v in (x, y, start, alphas)]
-        w, L = _trained(loss, *part, data.flatten(0, 1), batch)
+        w, L = _trained(loss, *part, data.flatten(0, 1), batch)  # pyright: ignore[reportCallIssue]
         values = loss.value(part[0][:, None] @ w.mT, part[1][:, None, :, None]).unflatten(1, data.shape[:2])
         gaps = [(values[:, :, a] - values[:, :, b]).abs().mean(-1) for a, b in combinations(range(x.shape[1]), 2)]
         done.append((torch.stack(gaps).amax((0, 2, 3)), L))

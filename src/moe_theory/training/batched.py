@@ -73,7 +73,7 @@ def train(
         total = (networks(x) - y).square().mean((1, 2)).sum()
         if not any(decay or ()):
             return total
-        return total + sum((penalty * W.square().flatten(1).sum(1)).sum() for W in networks.router.W)
+        return total + sum((penalty * W.square().flatten(1).sum(1)).sum() for W in networks.router.W)  # pyright: ignore
 
     how = OPTIMIZERS[check.choice("optimizer", optimizer, OPTIMIZERS)](groups)
     try:
@@ -121,4 +121,4 @@ def losses(
     x, y = (torch.stack([getattr(part, name) for part in data]) for name in ("x", "y"))
     answer = networks if weighted else networks.routed
     parts = zip(x.split(rows, 1), y.split(rows, 1), strict=True)
-    return sum((answer(a) - b).square().sum((1, 2)) for a, b in parts) / y[0].numel()
+    return sum((answer(a) - b).square().sum((1, 2)) for a, b in parts) / y[0].numel()  # pyright: ignore

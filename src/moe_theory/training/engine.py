@@ -79,7 +79,7 @@ def forward(
     noisy = h if noise is None else torch.add(h, noise, out=noisy)
     sent = dispatch(noisy)
     pi = None if variant.raw_gate else softmax_(h)
-    gate = (noisy if variant.raw_gate else pi).take(sent.at)
+    gate = (noisy if pi is None else pi).take(sent.at)
     return sent, pi, gate, layer.forward(W, sent)
 
 
@@ -130,7 +130,7 @@ def gradient_norm(to_W: Float[Tensor, "M J D"], variant: Variant) -> Float[Tenso
     """What normalized descent divides an expert's gradient by (Eq. 3.4); infinity for a zero gradient."""
     parts = (to_W[:, :, :-1], to_W[:, :, -1:]) if variant.biases else (to_W,)
     norm = sum(torch.linalg.vector_norm(part, dim=(1, 2)) for part in parts)
-    return norm.masked_fill(norm == 0, torch.inf)[:, None, None]
+    return norm.masked_fill(norm == 0, torch.inf)[:, None, None]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def tested(layer: Experts, theta, W, variant: Variant, *, seed: int, step: int) -> dict:

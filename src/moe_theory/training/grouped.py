@@ -127,7 +127,7 @@ class Experts:
 
     def _dense_gradient(self, weight: Float[Tensor, " n"]) -> Float[Tensor, "M J D"]:
         p, to_W = self.sigma.degree, torch.empty_like(self.W)
-        S = self.sigma.slope(self.Z) if p is None else torch.pow(self.Z, p - 1, out=self.S)
+        S = self.sigma.slope(self.Z) if p is None else torch.pow(self.Z, p - 1, out=self.S)  # pyright: ignore
         S.view(len(weight), S.numel() // len(weight)).mul_((weight * (p or 1))[:, None])
         for s, xi, to_w in zip(S.split(self.sizes), self.patches, to_W, strict=True):
             torch.mm(s.T, xi, out=to_w)
@@ -140,7 +140,7 @@ class Experts:
             return torch.zeros_like(x.y)
         self.filters, self.b = self.W[:, :, : x.u.shape[1]].flatten(0, 1), self.W[:, :, x.u.shape[1] :]
         self.A = (self.filters @ x.u.T).view(M, J, -1)
-        answers = torch.cat([math.comb(p, r) * (self.a @ self._power(r, p - r)) for r in x.powers], 1)
+        answers = torch.cat([math.comb(p, r) * (self.a @ self._power(r, p - r)) for r in x.powers], 1)  # pyright: ignore
         return torch.mm(answers, x.known, out=self.tables(M)[1]).take(self.sent.at)
 
     def _power(self, r: int, q: int) -> Float[Tensor, "M J S"]:
@@ -156,8 +156,8 @@ class Experts:
         for r, pull in zip(x.powers, pulls.split(len(x.u), 1), strict=True):
             pull = math.comb(p, r) * pull[:, None]
             if r > 0:
-                to_A = (pull * r * self._power(r - 1, p - r)).flatten(0, 1)
+                to_A = (pull * r * self._power(r - 1, p - r)).flatten(0, 1)  # pyright: ignore[reportOptionalOperand]
                 to_W[:, :, : x.u.shape[1]] += (to_A @ x.u).view(M, -1, x.u.shape[1])
             if r < p:
-                to_W[:, :, x.u.shape[1] :] += (pull * (p - r) * self._power(r, p - r - 1)).sum(2, keepdim=True)
+                to_W[:, :, x.u.shape[1] :] += (pull * (p - r) * self._power(r, p - r - 1)).sum(2, keepdim=True)  # pyright: ignore
         return to_W

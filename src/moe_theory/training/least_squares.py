@@ -86,7 +86,7 @@ class Problems(NamedTuple):
         B, n = self.y.shape
         flat = (which + n * torch.arange(B, device=which.device)[:, None]).flatten()
         some = [a.flatten(0, 1).index_select(0, flat).unflatten(0, which.shape) for a in (self.U, self.X, self.y)]
-        return Problems(*some, self.phi)
+        return Problems(*some, self.phi)  # pyright: ignore[reportCallIssue]
 
 
 def problems(x: Float[Tensor, "B n d"], y: Float[Tensor, "B n"], router: Router, expert: str) -> Problems:
