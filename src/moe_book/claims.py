@@ -329,7 +329,7 @@ def _line(name: str, spec: dict, value: object, known: Mapping[str, object]) -> 
         return Line(name, spec["says"], f"not compared: {error}", "", False)
 
 
-def _verdict(row: Mapping[str, object], lines: Mapping[str, Line]) -> str:
+def _verdict(row: dict, lines: Mapping[str, Line]) -> str:
     """The registry's only verdict, or the first of its rule whose conditions hold."""
     for verdict, conditions in row.get("rule", {}).items():
         if all(lines[_bare(c)].holds != c.startswith("not ") for c in conditions):
@@ -343,11 +343,11 @@ def _deciding(line: Line) -> Line:
     return replace(line, refuted=f"decides: {met}", holds=True)
 
 
-def _named_in_finding(row: Mapping[str, object]) -> set[str]:
+def _named_in_finding(row: dict) -> set[str]:
     return {name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(row.get("finding", "")) if name}
 
 
-def _finding(row: Mapping[str, object], measured: Mapping[str, object]) -> str:
+def _finding(row: dict, measured: Mapping[str, object]) -> str:
     """The registry's sentence about this run, with the measured numbers put in."""
     return row["finding"].format(**measured) if "finding" in row else ""
 

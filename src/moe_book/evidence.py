@@ -13,10 +13,11 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from moe_book.typeset import number
 
@@ -101,7 +102,7 @@ def flatten(value: object) -> dict[str, float | str]:
         value = value.stack().to_dict()
     elif isinstance(value, pd.Series | dict):
         value = dict(value)
-    elif hasattr(value, "detach"):
+    elif isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.ndim:
         value = list(value)
@@ -140,7 +141,7 @@ def _limit(spec: object, known: Mapping[str, object]) -> dict[str, float | str]:
     first, *rest = spec.split(".")
     if first not in known:
         raise ValueError(f"expected a number or one of {sorted(known)}, got {spec!r}")
-    value = known[first]
+    value: Any = known[first]
     for part in rest:
         value = {str(key): inner for key, inner in value.items()}[part]
     return flatten(value)
