@@ -33,8 +33,8 @@ FINDINGS = {
     "the noise's density, for any number $M$ of experts; the paper has $\\kappa M^2$, for sixteen experts 128 times as "
     "much.",
     "chen-tab-11": "A training that fails may only be too short. Thirty-two experts trained by plain gradient descent, "
-    "without a balancing loss, solve the patch task in ten runs of ten, once the step size lets training take off in time. "
-    "This is the algorithm as printed; the released code failed at the step sizes that we tried.",
+    "without a balancing loss, solve the patch task in ten runs of ten, once the step size lets training take off in "
+    "time. This is the algorithm as printed; the released code failed at the step sizes that we tried.",
     "smooth-prop-1": "Keep one expert first and take the softmax after that, and the task's gradient in the "
     "router is zero in every example: of the task such a router learns nothing by backpropagation, although the risk "
     "is not flat.",
