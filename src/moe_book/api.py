@@ -128,14 +128,14 @@ def shown(name: str) -> str:
     return name if name.startswith("moe_book.") else f"mt.{name}"
 
 
-def found(name: str):
+def lookup(name: str):
     """What has that name; it is imported now."""
     return resolve_name(name if name.startswith("moe_book.") else f"moe_theory:{name}")
 
 
 def entry(name: str) -> str:
     """What the page says of one name."""
-    obj, name = found(name), shown(name)
+    obj, name = lookup(name), shown(name)
     parts = [
         f"### `{name}`",
         f"```python\n{signature(name, obj)}\n```",

@@ -24,7 +24,7 @@ import yaml
 
 from moe_book import api, claims, pages
 from moe_book.decisions import decisions
-from moe_book.experiments.registry import entries
+from moe_book.experiments.catalogue import entries
 from moe_book.glue import glued, put_in
 from moe_book.sabotage.registry import mutants, outcomes_by_claim
 

@@ -14,7 +14,7 @@ CONVENTION, EARLIER_CONVENTION = "SeedSequence by purpose", "one generator for a
 #: What still draws from one generator for a seed, or for a seed and a number: their stored rows were made so,
 #: and come over to streams by purpose when those rows are computed anew.
 EARLIER = {
-    "moe_book.experiments.sparse",
+    "moe_book.experiments.sparse_runs",
     "moe_theory.measure.stability",
     "moe_theory.models.mixture",
     "moe_theory.models.routers",

@@ -74,7 +74,7 @@ def test_signatures_are_those_of_the_source():
 
 @pytest.mark.parametrize("name", [name for names in api.GROUPS.values() for name in names])
 def test_the_page_says_what_every_argument_is(name):
-    obj = api.found(name)
+    obj = api.lookup(name)
     called = obj.__call__ if isinstance(obj, Rule) else obj
     for function in (called, *(method for _, method in api._methods(obj))):
         section = dict(api.SECTION.findall(inspect.cleandoc(function.__doc__) + "\n")).get("Args", "")

@@ -9,7 +9,7 @@ from moe_book.experiments import beyond
 from moe_theory.measure.sparsity import average_sparsity
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import SoftMoE
-from moe_theory.models.tokens import TokenMoE, TokenNets
+from moe_theory.models.token_networks import TokenMoE, TokenNets
 from moe_theory.tasks.dictionary import DictionaryTask
 from moe_theory.tasks.gaussians import GaussianMixture
 from moe_theory.tasks.subspaces import SubspaceTask

@@ -8,8 +8,8 @@ import nbformat
 import pytest
 
 from moe_book import build
-from moe_book.experiments import registry
-from moe_book.experiments.registry import EXPERIMENTS, entries
+from moe_book.experiments import catalogue as registry
+from moe_book.experiments.catalogue import EXPERIMENTS, entries
 
 MODULES = {
     "moe_theory/__init__.py": "",

@@ -11,7 +11,7 @@ from moe_book import claims
 from moe_book.experiments import which_router as which
 from moe_book.experiments.router_tasks import N_TEST, TRIALS, Part, sampled
 from moe_theory.measure.pairs import holm
-from moe_theory.measure.selection import effective_experts, shaken, together
+from moe_theory.measure.selection import effective_experts, paired_steps, together
 from moe_theory.models import choices
 from moe_theory.models.choices import Choice, ChosenMoE, Form, PlainNet, hashed
 from moe_theory.models.rules import softmax_topk, topk_softmax
@@ -126,11 +126,11 @@ def test_shaken_is_zero_for_equal_batches_and_leaves_the_network():
     net = ChosenMoE(FORM, Choice(), 8, [0, 1])
     before = [p.clone() for p in net.parameters()]
     losses = partial(which._losses_and_sets, net, False)
-    found = shaken(net, losses, (x, y), 0.1, draws=2, batch=10, seed=0)
+    found = paired_steps(net, losses, (x, y), 0.1, draws=2, batch=10, seed=0)
     assert (found.ratio > 0).all() and ((found.flips >= 0) & (found.flips <= 1)).all()
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     plain = PlainNet(FORM, 2, [0, 1])
-    assert not shaken(
+    assert not paired_steps(
         plain, partial(which._losses_and_sets, plain, False), (x, y), 0.1, draws=1, batch=5, seed=0
     ).flips.any()
 
@@ -179,7 +179,7 @@ def test_bad_choices_are_named():
         effective_experts(torch.zeros(3, 2, dtype=torch.bool))
     net = ChosenMoE(FORM, Choice(), 8, [0])
     with pytest.raises(ValueError, match="^rate: expected"):
-        shaken(net, None, (inputs(1), inputs(1)), 0.0, draws=1, batch=2, seed=0)
+        paired_steps(net, None, (inputs(1), inputs(1)), 0.0, draws=1, batch=2, seed=0)
 
 
 def test_data_of_several_seeds_stand_in_their_places():

@@ -17,7 +17,7 @@ from moe_theory.tasks.images import Images
 from moe_theory.tasks.rotated import ANGLES, domain_task, padded, resized, rotated
 from moe_theory.theory.identifiability import common_shifts, held, null_part
 from moe_theory.training.fit import WARM_UP, annealed
-from moe_theory.training.language import bits_per_character
+from moe_theory.training.passages import bits_per_character
 
 K, D = 6, 4
 
@@ -130,7 +130,7 @@ def key(arm, **how):
 
 
 def test_arms_of_one_seed_start_alike():
-    nets = {arm: dict(cl.made(key(arm)).named_parameters()) for arm in cl.ARMS}
+    nets = {arm: dict(cl.build_model(key(arm)).named_parameters()) for arm in cl.ARMS}
     for arm, of in nets.items():
         for name, p in of.items():
             if ".router." not in name:
@@ -141,7 +141,7 @@ def test_arms_of_one_seed_start_alike():
 
 def test_exchanging_a_router_for_itself_changes_nothing():
     """Nor is anything left of the other ones; a larger tau changes more sets."""
-    model = cl.made(key("perturbed"))
+    model = cl.build_model(key("perturbed"))
     before = {name: p.clone() for name, p in model.state_dict().items()}
     found = cl.exchanged(model)
     own = cl.TAUS.index(0.1)
@@ -151,7 +151,7 @@ def test_exchanging_a_router_for_itself_changes_nothing():
     assert found["exchanged_bits"][own] == pytest.approx(bits, abs=1e-6)
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     assert all(r.router == Perturbed(0.1) for r in cl.routers(model))
-    assert cl.exchanged(cl.made(key("linear"))) == {"exchanged_bits": [], "exchanged_sets": []}
+    assert cl.exchanged(cl.build_model(key("linear"))) == {"exchanged_bits": [], "exchanged_sets": []}
 
 
 def test_sizes_of_scores():
@@ -265,7 +265,7 @@ def test_a_domain_row_begins_as_live_does():
     found = domains.row(of)
     assert domains.live(of) == {"first": found["first"]}
     assert found["first"] == found["last"] and 0 < found["spread"] < math.log2(domains.EXPERTS)
-    radius = domains.made(of).feed.router.beta1.norm(dim=1).mean()
+    radius = domains.build_network(of).feed.router.beta1.norm(dim=1).mean()
     assert found["radius"] == pytest.approx(float(radius), rel=1e-5)
 
 
@@ -298,7 +298,7 @@ def test_a_stored_domain_row_ends_as_it_is_computed():
 @pytest.mark.parametrize("arm", ["linear", "cosine", "perturbed"])
 def test_gradients_are_those_of_the_loss_and_lack_null_directions(arm):
     """The derivative along a move of the first block's vectors, by a difference quotient."""
-    model = cl.made(key(arm)).double()
+    model = cl.build_model(key(arm)).double()
     (first, *_), batch = cl.routers(model), next(router_steps.batches(1, 3))
     of = router_steps.gradients(model, batch)
     assert len(of) == 2 and router_steps.share(first, of[0]) < 1e-20
@@ -313,7 +313,7 @@ def test_gradients_are_those_of_the_loss_and_lack_null_directions(arm):
 
 
 def test_the_share_of_a_step_along_the_radii_is_one():
-    first = cl.routers(cl.made(key("cosine")))[0]
+    first = cl.routers(cl.build_model(key("cosine")))[0]
     assert router_steps.share(first, 0.3 * first.beta1.detach()) == pytest.approx(1, abs=1e-6)
     assert router_steps.adam_share("cosine", 3, steps=3) > 1e-3 > router_steps.adam_share("cosine, held", 3, steps=3)
 
@@ -335,7 +335,7 @@ def test_what_a_row_began_with_is_taken_again(monkeypatch):
     monkeypatch.setattr(cl, "FIRST", 2)
     free, of_held = (cl.begun(key(arm) | {"steps": 2 * cl.POINTS}) for arm in ("cosine", "cosine, held"))
     assert len(free) == 1 and len(of_held) == 4 and free[0] == pytest.approx(of_held[0], rel=1e-2)
-    assert of_held[2:] == pytest.approx(cl.course(cl.made(key("cosine")))["radius"], rel=1e-5)
+    assert of_held[2:] == pytest.approx(cl.course(cl.build_model(key("cosine")))["radius"], rel=1e-5)
 
 
 def test_a_whole_training_is_taken_again():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moe_theory.diagnose import FINDINGS, RouterStream, compare_routers, diagnose, diagnose_router
-from moe_theory.diagnose.arrays import _by_chance, linear_logits, roundings, told
+from moe_theory.diagnose.arrays import _by_chance, dispatch_entropies, linear_logits, roundings
 from moe_theory.diagnose.balance import POOLS, BalanceReport, _reads, balance_loss
 from moe_theory.diagnose.probes import nearest_experts
 from moe_theory.models.rules import topk_set
@@ -54,7 +54,7 @@ def test_batches_of_a_stream_are_one_batch():
 
 def test_a_dispatch_by_class_is_told_from_a_blind_one():
     label = torch.arange(400) % 4
-    known, blind = told(label, label, seed=0), told(label, torch.arange(400) // 100, seed=0)
+    known, blind = dispatch_entropies(label, label, seed=0), dispatch_entropies(label, torch.arange(400) // 100, seed=0)
     assert known.entropy == 0 and known.p == 1 / 200
     assert blind.entropy == pytest.approx(torch.log(torch.tensor(4.0)).item(), rel=1e-6) and blind.p == 1
 
@@ -63,7 +63,7 @@ def test_the_null_of_a_blind_dispatch_is_uniform():
     """Of 200 blind dispatches 10 are expected below 5 %; 24 or more would happen once in 10,000 times."""
     label = torch.arange(120) % 3
     rng = torch.Generator().manual_seed(0)
-    p = [told(label, torch.randint(4, (120,), generator=rng), seed=s).p for s in range(200)]
+    p = [dispatch_entropies(label, torch.randint(4, (120,), generator=rng), seed=s).p for s in range(200)]
     assert sum(value <= 0.05 for value in p) < 24
 
 
@@ -781,7 +781,7 @@ def test_blocks_that_were_not_read_are_counted(tiny):
     model = tiny.tiny("Mixtral")
     model.model.layers[1].mlp.gate = torch.nn.Identity()
     layers = tiny.layers_of(model)
-    from moe_theory.diagnose.layers import left_out
+    from moe_theory.diagnose.traces import left_out
 
     assert [layer.name for layer in layers] == ["model.layers.0.mlp.gate"]
     assert left_out(model, layers) == ["model.layers.1.mlp"]

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from moe_theory.models.dispatched import CubicLayer, DispatchedMoE, PixelRouter
+from moe_theory.models.image_networks import NETWORKS, cnn
 from moe_theory.models.image_router import ImageRoutedMoE
-from moe_theory.models.images import NETWORKS, cnn
 from moe_theory.models.moe import PatchMoE
 from moe_theory.models.routers import LinearRouter
-from moe_theory.training.dispatched import answers, balancing_loss, normalize, train
+from moe_theory.training.minibatch import answers, balancing_loss, normalize, train
 
 
 def cubic(M: int = 4, d: int = 6) -> DispatchedMoE:

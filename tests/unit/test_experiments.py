@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from moe_book import experiments, manifest, speed
-from moe_book.experiments import backends, registry, sparse, store
+from moe_book.experiments import backends, store
+from moe_book.experiments import catalogue as registry
+from moe_book.experiments import sparse_runs as sparse
 from moe_book.experiments.__main__ import main
-from moe_book.experiments.registry import EXPERIMENTS, Experiment, experiment, rounded
+from moe_book.experiments.catalogue import EXPERIMENTS, Experiment, experiment, rounded
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.streams import EARLIER

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_book.experiments import language
+from moe_book.experiments import language_runs as language
 from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import Dense, LanguageModel, Mixture, TokenRouter, dense_width
 from moe_theory.models.rules import topk_softmax
-from moe_theory.training import language as training
-from moe_theory.training.language import evaluated, passages, train_language
+from moe_theory.training import passages as training
+from moe_theory.training.passages import evaluated, passages, train_language
 
 SYMBOLS, LENGTH, D, H = 11, 12, 8, 6
 KINDS = ["linear", "cosine", "perturbed"]
@@ -238,10 +238,10 @@ def test_kinds_of_a_row_start_and_read_alike(M):
     first = {}
     for kind, seed in (("learned", 2), ("frozen", 2), ("frozen", 3)):
         begun = key | {"kind": kind, "seed": seed}
-        first[kind, seed] = next(iter(language.trained(language.made(begun), begun)))
+        first[kind, seed] = next(iter(language.trained(language.build_model(begun), begun)))
     assert first["learned", 2] == first["frozen", 2] != first["frozen", 3]
 
 
 def test_what_is_seen_of_a_dense_model_is_nothing():
     key = dict(kind="dense", d=8, experts=4, steps=10, seed=0)
-    assert language.seen(language.made(key)) == dict(of_this=[], of_last=[], of_next=[], spread=[])
+    assert language.seen(language.build_model(key)) == dict(of_this=[], of_last=[], of_next=[], spread=[])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_book import experiments
-from moe_book.experiments import routers
+from moe_book.experiments import learned_frozen as routers
 from moe_theory.models.soft import SoftMoE
 
 

@@ -4,12 +4,12 @@ import pytest
 from scipy.stats import t, ttest_1samp, ttest_ind
 
 from moe_theory.measure.pairs import (
-    apart,
     decisions,
     lead,
     off_line,
     one_run_more,
     p_value,
+    paired_differences,
     seeds_needed,
     told_apart,
 )
@@ -61,7 +61,7 @@ def test_bad_differences(values):
 def test_decisions():
     """Above, below, undecided with the seeds that would decide, or more than are counted."""
     wide = pd.DataFrame({"a": [3.0, 3.1, 2.9], "b": [1.0, 1.1, 1.0], "c": [3.0, 3.2, 2.7], "d": [3.0, 3.1, 2.93]})
-    gaps = apart(wide, {"up": ("a", "b"), "down": ("b", "a"), "open": ("a", "c"), "far": ("c", "d")})
+    gaps = paired_differences(wide, {"up": ("a", "b"), "down": ("b", "a"), "open": ("a", "c"), "far": ("c", "d")})
     assert gaps["up"].tolist() == pytest.approx([2.0, 2.0, 1.9])
     found = decisions(gaps, 2, most=70)
     assert found["decided"].tolist() == ["above 0", "below 0", "undecided", "undecided"]

@@ -152,7 +152,7 @@ def test_slopes_of_readings_and_how_far_they_are_from_the_papers():
     assert list(found) == list(rates.READINGS)
     for (name, pair), slope in zip(found.items(), [*power.values(), 0.3, 0.3], strict=True):
         assert [e.slope for e in pair.values()] == pytest.approx([slope / 2, slope]), name
-    off = rates.against([found, found], [dict(cosine=-0.2, perturbed=-0.5), dict(cosine=-0.25, perturbed=-0.1)])
+    off = rates.compare_targets([found, found], [dict(cosine=-0.2, perturbed=-0.5), dict(cosine=-0.25, perturbed=-0.1)])
     assert list(off.values()) == pytest.approx([0.4, 0.4, 0.5, 0.8, 0.8])
 
 

@@ -31,8 +31,8 @@ def test_unknown_network_is_refused(rows):
 
 
 def test_interval_in_words():
-    assert readings.said([1.0, 1.1, 0.9]) == "+1.0 [+0.8, +1.2]"
-    assert readings.said([1.0, -0.5, 0.4], 2) == "+0.30 [-1.58, +2.18]; open, settled by 27 seeds"
+    assert readings.interval_text([1.0, 1.1, 0.9]) == "+1.0 [+0.8, +1.2]"
+    assert readings.interval_text([1.0, -0.5, 0.4], 2) == "+0.30 [-1.58, +2.18]; open, settled by 27 seeds"
 
 
 @pytest.mark.parametrize(

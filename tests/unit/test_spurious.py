@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from moe_book.experiments import load, recompute
-from moe_book.experiments import spurious as experiment
+from moe_book.experiments import spurious_runs as experiment
 from moe_theory.theory.spurious import (
     Decay,
     Weights,

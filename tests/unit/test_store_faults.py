@@ -17,7 +17,7 @@ import pytest
 from moe_book import experiments, manifest, provenance
 from moe_book.experiments import backends, store
 from moe_book.experiments.__main__ import main
-from moe_book.experiments.registry import EXPERIMENTS, Experiment
+from moe_book.experiments.catalogue import EXPERIMENTS, Experiment
 
 TINY = """
 import os, pathlib, sys, time

@@ -5,14 +5,14 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import gammainc
 
-from moe_theory.tasks.two_gaussians import TwoGaussians
+from moe_theory.tasks.gaussian_pair import TwoGaussians
 from moe_theory.theory.two_gaussians import (
     by_pairs,
+    drift,
     joint_drive,
     joint_flow,
     joint_loss,
     noise_law,
-    pull,
     reduced_flow,
     reduced_loss,
     router_path,
@@ -53,7 +53,7 @@ def test_samples_have_that_law_in_every_direction(d, r, sigma):
 def test_the_drive_is_the_slope_of_the_reduced_loss(d, r, sigma):
     law, eps = noise_law(d, r, sigma=sigma), 1e-5
     m, s = np.meshgrid([0.3, 1.0, 4.0], [0.2, 1.5, 5.0])
-    a, b, _ = pull(law, m, s)
+    a, b, _ = drift(law, m, s)
     along = (reduced_loss(law, m - eps, s) - reduced_loss(law, m + eps, s)) / (2 * eps)
     across = (reduced_loss(law, m, s - eps) - reduced_loss(law, m, s + eps)) / (2 * eps)
     assert a * m + b == pytest.approx(along, rel=1e-5, abs=1e-9)
@@ -66,7 +66,7 @@ def test_the_path_follows_the_drive_and_the_joint_flow_follows_it_for_a_fast_u()
     law = noise_law(2, 0.5)
     m = np.linspace(0.5, 2, 31)
     s, t = router_path(law, m, 1.0)
-    a, b, rho = pull(law, m, s)
+    a, b, rho = drift(law, m, s)
     assert np.gradient(s, m)[1:-1] == pytest.approx((a * s / (a * m + b))[1:-1], rel=0.03)
     assert np.gradient(t, m)[5:-1] == pytest.approx((1 / (a * m + b))[5:-1], rel=0.03)
     joint = joint_flow(law, np.array([0.5, 1.0, rho[0], 0.0]), t, ratio=1e4)
@@ -75,18 +75,18 @@ def test_the_path_follows_the_drive_and_the_joint_flow_follows_it_for_a_fast_u()
 
 def test_pairs_of_copies_give_the_drive():
     law, m, s = noise_law(3, 0.8, nodes=60), np.array(1.3), np.array(0.7)
-    a, b, rho = pull(law, m, s)
+    a, b, rho = drift(law, m, s)
     assert 4 * rho * by_pairs(law, m, s, np.ones(60)) == pytest.approx(b, rel=1e-9)
     assert 4 * rho * by_pairs(law, m, s, law.tau) == pytest.approx(a * np.hypot(m, s), rel=1e-9)
 
 
 def test_the_joint_loss_is_the_reduced_one_where_u_is_at_its_optimum():
     law, m, s = noise_law(3, 0.8), np.array(0.7), np.array(1.1)
-    best = joint_loss(law, np.array([m, s, pull(law, m, s).rho, 0.0]))
+    best = joint_loss(law, np.array([m, s, drift(law, m, s).rho, 0.0]))
     assert best == pytest.approx(reduced_loss(law, m[None], s[None])[0], rel=1e-12)
     square = np.tanh((m + np.hypot(m, s) * law.tau) / 2) ** 2 @ law.p
     for aside in ([0.3, 0.0], [0.0, 0.3]):
-        state = np.array([m, s, pull(law, m, s).rho + aside[0], aside[1]])
+        state = np.array([m, s, drift(law, m, s).rho + aside[0], aside[1]])
         assert joint_loss(law, state) == pytest.approx(best + 2 * square * 0.09, rel=1e-12)
 
 
@@ -115,7 +115,7 @@ def test_the_two_clocks_agree():
 def test_without_truncation_the_flow_rests_at_the_bayes_router():
     for sigma in (0.6, 1.0, 1.7):
         law, m = noise_law(1, math.inf, sigma=sigma), np.array(2 / sigma**2)
-        a, b, rho = pull(law, m, np.array(0.0))
+        a, b, rho = drift(law, m, np.array(0.0))
         assert a * m + b == pytest.approx(0, abs=1e-10) and rho == pytest.approx(1)
 
 

@@ -6,7 +6,7 @@ and `leads_live` compute the first entry of each, and `recompute` sets it beside
 
 import torch
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchBatch, PatchTask
 from moe_theory.theory.exploration import derived_ratio

@@ -4,8 +4,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
-from moe_book.experiments.sparse import DIGITS, TASKS, VOCABULARY
+from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.sparse_runs import DIGITS, TASKS, VOCABULARY
 
 ITERATIONS = 100  # of L-BFGS
 

@@ -9,11 +9,11 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.sparsity import average_sparsity, shuffled
 from moe_theory.models.gated import HeadedMoE, TopTwoMoE
 from moe_theory.models.soft import DenseNets, SoftMoE
-from moe_theory.models.tokens import TokenMoE, TokenNets
+from moe_theory.models.token_networks import TokenMoE, TokenNets
 from moe_theory.tasks.dictionary import DictionaryTask, Sums
 from moe_theory.tasks.tokens import Sequences, TokenTask
 from moe_theory.training.batched import losses, train

@@ -9,7 +9,7 @@ import itertools
 
 import torch
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.sparsity import average_sparsity, norm_ratio, shuffled
 from moe_theory.models.soft import SoftMoE
 from moe_theory.tasks.gaussians import Examples, GaussianMixture

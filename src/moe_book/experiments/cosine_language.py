@@ -13,14 +13,14 @@ from itertools import islice
 import numpy as np
 import torch
 
-from moe_book.experiments import language
-from moe_book.experiments.language import CURVE, FIRST, LENGTH, POINTS, STEPS, seen, smoke, text  # noqa: F401
-from moe_book.experiments.registry import rounded
+from moe_book.experiments import language_runs as language
+from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.language_runs import CURVE, FIRST, LENGTH, POINTS, STEPS, seen, smoke, text  # noqa: F401
 from moe_theory.models.language import LanguageModel, TokenRouter
 from moe_theory.models.routers import Cosine, Perturbed, Router
 from moe_theory.tasks.characters import ALPHABET
 from moe_theory.theory.identifiability import held, null_part
-from moe_theory.training.language import evaluated, train_language
+from moe_theory.training.passages import evaluated, train_language
 
 #: For each arm the router, and whether what no function sees of its vectors is held.
 ARMS: dict[str, tuple[Router | str, bool]] = {
@@ -44,7 +44,7 @@ def grid() -> list[dict]:
     return [dict(arm=arm, steps=STEPS, seed=seed) for seed in range(SEEDS) for arm in ARMS]
 
 
-def made(key: dict) -> LanguageModel:
+def build_model(key: dict) -> LanguageModel:
     """The model of a row before its training."""
     kind, _ = ARMS[key["arm"]]
     d, how = language.NARROW, dict(experts=EXPERTS, k=language.K, kind=kind, seed=key["seed"])
@@ -75,7 +75,7 @@ def holding(routers: list[TokenRouter], losses: Iterator[float]) -> Iterator[flo
 
 def row(key: dict) -> dict:
     """Bits per character on the way and at the end, what became of the routers, and what the training took."""
-    model, began = made(key), time.process_time()
+    model, began = build_model(key), time.process_time()
     bits, curve, courses, shares = [], [], [course(model)], []
     mine, before = routers(model), []
     for step, of_batch in enumerate(trained(model, key), 1):
@@ -171,7 +171,7 @@ def size(router: Router, beta1: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 def begun(key: dict) -> list[float]:
     """A row's first losses; of held routers also bits on the way and mean norms, after a tenth of the steps."""
-    model, is_held = made(key), ARMS[key["arm"]][1]
+    model, is_held = build_model(key), ARMS[key["arm"]][1]
     losses = list(islice(trained(model, key), key["steps"] // POINTS if is_held else FIRST))
     later = [evaluated(model, text().validation[:CURVE])[0], *course(model)["radius"]] if is_held else []
     return [float(np.mean(losses[:FIRST])), *later]
@@ -179,4 +179,4 @@ def begun(key: dict) -> list[float]:
 
 def live(key: dict) -> dict:
     """The start of a row's training: the mean over its first batches."""
-    return rounded({"first": np.mean(list(islice(trained(made(key), key), FIRST)))}, 6)
+    return rounded({"first": np.mean(list(islice(trained(build_model(key), key), FIRST)))}, 6)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.cosine_language import ARMS, holding
-from moe_book.experiments.language import information
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.language_runs import information
 from moe_theory.models.language import dense_width
 from moe_theory.models.places import PlacesNetwork
 from moe_theory.streams import torch_stream
@@ -56,7 +56,7 @@ def data(held_out: int, seed: int) -> tuple[Clustered, Clustered, Clustered]:
     return domain_task(images, held_out, SIZES, side=SIDE, seed=seed)
 
 
-def made(key: dict) -> PlacesNetwork:
+def build_network(key: dict) -> PlacesNetwork:
     """The network of a row before its training."""
     if key["model"] == "dense":
         return PlacesNetwork(SIDE, 10, D, dense_width(WIDTH, EXPERTS, K), seed=key["seed"])
@@ -98,7 +98,7 @@ def routed(model: PlacesNetwork, part: Clustered) -> dict[str, float]:
 
 def ended(key: dict, off: float) -> dict[str, float]:
     """A row's accuracies, each number of the network multiplied at the start by 1 plus a normal one of that size."""
-    model, rng = made(key), torch_stream(key["seed"], "measure")
+    model, rng = build_network(key), torch_stream(key["seed"], "measure")
     with torch.no_grad():
         for p in model.parameters():
             p *= 1 + off * torch.randn(p.shape, generator=rng)
@@ -110,7 +110,7 @@ def ended(key: dict, off: float) -> dict[str, float]:
 
 def row(key: dict) -> dict:
     """Accuracies at the angle held out and at the others, and the first losses."""
-    model, (_, valid, test) = made(key), data(key["held_out"], key["seed"])
+    model, (_, valid, test) = build_network(key), data(key["held_out"], key["seed"])
     losses = list(trained(model, key))
     found = dict(test=accuracy(model, test), valid=accuracy(model, valid), first=np.mean(losses[:FIRST]))
     return rounded(found | dict(last=np.mean(losses[-FIRST:])) | routed(model, test), 6)
@@ -118,4 +118,4 @@ def row(key: dict) -> dict:
 
 def live(key: dict) -> dict:
     """The start of a row's training: the mean of its first losses."""
-    return rounded({"first": np.mean(list(islice(trained(made(key), key), FIRST)))}, 6)
+    return rounded({"first": np.mean(list(islice(trained(build_network(key), key), FIRST)))}, 6)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.curvature import largest_curvature
 from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac

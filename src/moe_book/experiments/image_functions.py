@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.image_router import ImageRoutedMoE
 from moe_theory.streams import torch_stream

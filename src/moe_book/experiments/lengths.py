@@ -2,7 +2,7 @@
 
 import torch
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.models.mixture import MixingMeasure, regression_function
 from moe_theory.models.routers import Perturbed
 from moe_theory.streams import torch_stream

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.measure.patch_layer import look, sign_pair, with_weights, wrong
 from moe_theory.tasks.patches import SETTINGS, PatchBatch, PatchTask

@@ -1,6 +1,6 @@
 """How much the largest of 200 draws varies (smooth2025, 5.3): the stability of 4,000 draws of one network."""
 
-from moe_book.experiments.sparse import TASKS, start
+from moe_book.experiments.sparse_runs import TASKS, start
 from moe_theory.theory.estimators import parts_of_eps
 
 DRAWS = 4_000

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from scipy.optimize import least_squares as scipy_least_squares
 from torch import Tensor
 
+from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.rates import COMPARED, DIGITS, NEAR, REPETITIONS, SIZES, losses, near, normalized
-from moe_book.experiments.registry import rounded
 from moe_theory.measure.scaling import log_slope
 from moe_theory.measure.voronoi import error_parts, voronoi_cells
 from moe_theory.models.mixture import MixingMeasure, draw_measure, regression_function

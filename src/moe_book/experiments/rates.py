@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.scaling import (
     Exponent,
     by_size,
@@ -352,7 +352,7 @@ def side_by_side(
     return pd.DataFrame(rows).T.rename_axis(["part", "reading"]).fillna("–")
 
 
-def against(found: list[dict[str, dict[str, Exponent]]], targets: list[dict[str, float]]) -> dict[str, float]:
+def compare_targets(found: list[dict[str, dict[str, Exponent]]], targets: list[dict[str, float]]) -> dict[str, float]:
     """By reading, how far the slope of a router is from the paper's, the farthest over routers and parts of a figure.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
 from moe_book.experiments.store import recompute
 from moe_theory.measure.inner import feature_ratios, inner_products, professions

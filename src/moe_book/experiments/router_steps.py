@@ -13,7 +13,7 @@ from torch import Tensor
 from moe_book.experiments import cosine_language as cl
 from moe_theory.models.language import LanguageModel, TokenRouter
 from moe_theory.theory.identifiability import null_part
-from moe_theory.training.language import bits_per_character, passages
+from moe_theory.training.passages import bits_per_character, passages
 
 BATCH = 16
 
@@ -39,7 +39,7 @@ def share(router: TokenRouter, step: Float[Tensor, "M low"]) -> float:
 def adam_share(arm: str, seed: int, steps: int = 30) -> float:
     """`cosine_language.null_share` of one step at the start of a training, the larger of the two blocks'."""
     key = dict(arm=arm, steps=cl.STEPS, seed=seed)
-    model = cl.made(key)
+    model = cl.build_model(key)
     training, before = cl.trained(model, key), []
     for _ in islice(training, steps - 1):
         before = [r.beta1.detach().clone() for r in cl.routers(model)]
@@ -49,7 +49,7 @@ def adam_share(arm: str, seed: int, steps: int = 30) -> float:
 
 def turned(optimizer: type[torch.optim.Optimizer], rate: float, scale: float, seed: int) -> Float[Tensor, " M"]:
     """tan of the angles by which one step turns the vectors of the first cosine router, all `scale` times as long."""
-    model = cl.made(dict(arm="cosine", seed=seed)).double()
+    model = cl.build_model(dict(arm="cosine", seed=seed)).double()
     vectors = [r.beta1 for r in cl.routers(model)]
     for beta1 in vectors:
         beta1.data *= scale
@@ -72,7 +72,7 @@ def slowed(by: type[torch.optim.Optimizer], seed: int) -> Float[Tensor, " n"]:
 
 def outward(b: float, seed: int, *, steps: int = 200) -> float:
     """Of the growth of squared radii under Adam with rate 0.01 and momentum b, the share of `2 beta . step`."""
-    model = cl.made(dict(arm="cosine", seed=seed))
+    model = cl.build_model(dict(arm="cosine", seed=seed))
     by = torch.optim.Adam(model.parameters(), 0.01, betas=(b, 0.999))
     vectors, along, beyond = [r.beta1 for r in cl.routers(model)], 0.0, 0.0
     for batch in batches(steps, seed):

@@ -6,7 +6,7 @@ setting 3, where alpha and gamma have one law, as the theory takes them.
 
 import torch
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.inner import expert_errors, professions
 from moe_theory.measure.patch_layer import spread
 from moe_theory.models.moe import PatchMoE

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from moe_book import manifest
 from moe_book.experiments.backends import BACKENDS
-from moe_book.experiments.registry import EXPERIMENTS, Experiment, experiment, identity, text
+from moe_book.experiments.catalogue import EXPERIMENTS, Experiment, experiment, identity, text
 from moe_book.manifest import RESULTS
 from moe_book.provenance import provenance
 from moe_theory import _validate as check

@@ -5,7 +5,7 @@ Each row is one example and one draw of all weights; see `theory.tanh_blocks.beh
 
 from torch.func import grad
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.curvature import largest_curvature
 from moe_theory.theory.tanh_blocks import behind_two_blocks
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.router_tasks import TRIALS, Part, sampled
 from moe_theory.measure.dispatch import dispatch_entropy
-from moe_theory.measure.selection import effective_experts, shaken, together
+from moe_theory.measure.selection import effective_experts, paired_steps, together
 from moe_theory.models import choices
 from moe_theory.models.choices import Choice, ChosenMoE, PlainNet
 from moe_theory.models.rules import Rule, sampled_topk, softmax_topk
@@ -195,7 +195,7 @@ def row(key: dict) -> dict:
     sets = data(task, SEEDS)
     net, _ = trained(task, router, SEEDS, [SETTINGS[best]] * len(SEEDS), sets, steps)
     losses = partial(_losses_and_sets, net, TRIALS[task].signs)
-    moved = shaken(net, losses, (sets.train.x, sets.train.y), STEP, draws=DRAWS, batch=SHAKEN, seed=SEEDS[0])
+    moved = paired_steps(net, losses, (sets.train.x, sets.train.y), STEP, draws=DRAWS, batch=SHAKEN, seed=SEEDS[0])
     values = {"best": best, "pilots": means, **live(key), **tested(net, TRIALS[task].signs, sets.test, seed=SEEDS[0])}
     return rounded(values | moved._asdict(), DIGITS)
 

@@ -226,7 +226,7 @@ class RouterStream:
             spread=float(seen["spread"].mean().sqrt()),
             gauge=math.nan if self.weight is None else gauge_share(self.weight),
             dispatch={
-                name: told(torch.cat(parts), seen["first"], seed=seed, at=i)
+                name: dispatch_entropies(torch.cat(parts), seen["first"], seed=seed, at=i)
                 for i, (name, parts) in enumerate(self._labels.items())
             },
         )
@@ -265,7 +265,7 @@ def _by_chance(gap: Float[Tensor, " n"], rounding: Float[Tensor, " n"]) -> float
     return float(-torch.expm1(-2 * rounding / beyond.mean()).sum())
 
 
-def told(label: Tensor, expert: Tensor, *, seed: int, at: int = 0) -> Dispatch:
+def dispatch_entropies(label: Tensor, expert: Tensor, *, seed: int, at: int = 0) -> Dispatch:
     """Eq. 6.1 of a dispatch, and of the same with the labels permuted.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from moe_theory.diagnose.arrays import linear_logits, roundings
 from moe_theory.diagnose.findings import Finding
-from moe_theory.diagnose.layers import Layer, Trace
+from moe_theory.diagnose.traces import Layer, Trace
 from moe_theory.models.rules import topk_set
 
 #: What a loss may pool before it multiplies loads by probabilities: tokens of one sequence or of all, in one layer or

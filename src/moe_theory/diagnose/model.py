@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from moe_theory.diagnose.arrays import RouterReport, RouterStream, checked_label
 from moe_theory.diagnose.balance import BalanceReport, probe_balance
 from moe_theory.diagnose.findings import FINDINGS, Finding
-from moe_theory.diagnose.layers import Layer, Trace, layers_of, left_out, unwrapped
 from moe_theory.diagnose.probes import DENIED, DIVIDED, Configured, GateReport, probe_gates
+from moe_theory.diagnose.traces import Layer, Trace, layers_of, left_out, unwrapped
 
 #: What a model is called with, by the names of its arguments: tensors, and flags.
 Batch = Mapping[str, Tensor | bool | None]

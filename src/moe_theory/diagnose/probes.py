@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moe_theory.diagnose.arrays import kept_gap
 from moe_theory.diagnose.findings import Finding
-from moe_theory.diagnose.layers import Layer, Trace
+from moe_theory.diagnose.traces import Layer, Trace
 from moe_theory.models.rules import RULES, softmax_topk, topk_set, topk_softmax
 from moe_theory.streams import torch_stream
 from moe_theory.theory.router_gradient import logit_jacobian

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.layers import Layer, layers_of
+from moe_theory.diagnose.traces import Layer, layers_of
 from moe_theory.models.rules import topk_set
 from moe_theory.streams import torch_stream
 

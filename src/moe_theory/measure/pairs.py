@@ -60,7 +60,7 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     return 2 + bisect_left(range(2, most), True, key=excludes)
 
 
-def apart(wide: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> dict[str, pd.Series]:
+def paired_differences(wide: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> dict[str, pd.Series]:
     """Differences of two columns, seed by seed, by the name of the pair.
 
     Args:
@@ -75,7 +75,7 @@ def decisions(gaps: Mapping[str, pd.Series], digits: int, *, most: int = 1_000) 
     would decide where it is not.
 
     Args:
-        gaps: by name differences of independent pairs, as of `apart`.
+        gaps: by name differences of independent pairs, as of `paired_differences`.
         digits: decimals of means, intervals and standard deviations.
         most: more seeds are called "> most".
     """

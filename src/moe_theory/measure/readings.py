@@ -42,7 +42,7 @@ def differences(
     return found
 
 
-def said(values, digits: int = 1) -> str:
+def interval_text(values, digits: int = 1) -> str:
     """Mean and 95 % interval as text; if the sign is open, how many seeds would settle it."""
     mean, low, high = mean_interval(values)
     text = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"

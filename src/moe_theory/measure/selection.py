@@ -29,7 +29,7 @@ def together(chosen: Bool[Tensor, "N M"]) -> Int[Tensor, " M"]:
     return torch.from_numpy(label).long()
 
 
-class Shaken(NamedTuple):
+class PairedSteps(NamedTuple):
     """How far one step takes the losses and the selected sets, of R networks.
 
     Attributes:
@@ -41,7 +41,7 @@ class Shaken(NamedTuple):
     flips: Float[Tensor, " R"]
 
 
-def shaken(
+def paired_steps(
     network: nn.Module,
     losses: Callable[..., tuple[Float[Tensor, "R n"], Bool[Tensor, "R N M"] | None]],
     data: tuple[Float[Tensor, "R n s d"], Float[Tensor, "R n o"]],
@@ -50,7 +50,7 @@ def shaken(
     draws: int,
     batch: int,
     seed: int,
-) -> Shaken:
+) -> PairedSteps:
     """Two steps of SGD from the same point, on two batches, compared on a third (smooth2025, 5.3); means over draws.
 
     Args:
@@ -75,7 +75,7 @@ def shaken(
         r = sum((a - b).square().flatten(1).sum(1) for a, b in zip(theta1, theta2, strict=True)).sqrt()  # pyright: ignore
         moved = torch.zeros_like(r) if set1 is None else (set1 != set2).any(-1).double().mean(1)
         found.append(((l1 - l2).abs().mean(1) / r, moved))
-    return Shaken(*(torch.stack(part).double().mean(0) for part in zip(*found, strict=True)))
+    return PairedSteps(*(torch.stack(part).double().mean(0) for part in zip(*found, strict=True)))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
-from moe_theory.models.images import cnn
+from moe_theory.models.image_networks import cnn
 from moe_theory.models.soft import Nets
 from moe_theory.streams import torch_stream
 

@@ -24,7 +24,7 @@ class Law(NamedTuple):
     p: Float[ndarray, " N"]
 
 
-class Pull(NamedTuple):
+class Drift(NamedTuple):
     """`-dL/dw = a w + b z` where u is at its optimum `rho v`."""
 
     a: Float[ndarray, "*n"]
@@ -77,7 +77,7 @@ def reduced_loss(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> 
     return 2 * ((off - mean) ** 2 @ law.p) / square
 
 
-def pull(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Pull:
+def drift(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Drift:
     """The two coefficients of the router's drive, with `u = rho v`, `rho = E q / E q^2`.
 
     `b = 4 rho E psi` and `a = 4 rho E[tau psi] / |w|` with `psi = q' (1 - rho q)`; the factor 4 is kept.
@@ -85,7 +85,7 @@ def pull(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Pull:
     slope, off, mean, square, mixed = _means(law, m, s)
     rho, length = mean / square, np.hypot(m, s)
     psi = slope * (off * mean[..., None] - mixed[..., None]) / square[..., None]  # 1 - rho q, free of cancellation
-    return Pull(4 * rho * (psi @ (law.tau * law.p)) / length, 4 * rho * (psi @ law.p), rho)
+    return Drift(4 * rho * (psi @ (law.tau * law.p)) / length, 4 * rho * (psi @ law.p), rho)
 
 
 def by_pairs(
@@ -113,7 +113,7 @@ def router_path(law: Law, m: Float[ndarray, " T"], s: float) -> Float[ndarray, "
     """
 
     def slope(at, state):
-        a, b, _ = pull(law, np.asarray(at), np.asarray(np.exp(state[0])))
+        a, b, _ = drift(law, np.asarray(at), np.asarray(np.exp(state[0])))
         return np.array([a, 1.0]) / (a * at + b)
 
     found = solve_ivp(slope, (m[0], m[-1]), [np.log(s), 0.0], "LSODA", m, rtol=1e-9, atol=1e-12)
@@ -131,7 +131,7 @@ def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " 
 
     def drive(_, state):
         m = np.asarray(state[0])
-        a, b, _ = pull(law, m, np.asarray(np.exp(state[1])))
+        a, b, _ = drift(law, m, np.asarray(np.exp(state[1])))
         return np.array([a * m + b, a])
 
     start = start[0], np.log(start[1])

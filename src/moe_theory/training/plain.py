@@ -18,7 +18,7 @@ from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.models.rules import top1_noisy
 from moe_theory.tasks.patches import PatchBatch
-from moe_theory.training.dispatched import balancing_loss
+from moe_theory.training.minibatch import balancing_loss
 from moe_theory.training.variants import logistic_loss
 
 Elementwise = Callable[[Tensor], Tensor]

@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import LanguageModel, dense_width
 from moe_theory.tasks.characters import ALPHABET, Characters, load_characters, unfolded
-from moe_theory.training.language import evaluated, train_language
+from moe_theory.training.passages import evaluated, train_language
 
 KINDS = ("learned", "frozen", "dense")
 #: Passages' length and number in a step, largest rate of Adam, experts selected, an expert's hidden units by d.
@@ -65,7 +65,7 @@ def text() -> Characters:
     return load_characters("manual pages")
 
 
-def made(key: dict) -> LanguageModel:
+def build_model(key: dict) -> LanguageModel:
     """The model of a row before its training."""
     d, M, dense = key["d"], key["experts"], key["kind"] == "dense"
     width = dense_width(TIMES * d, M, K) if dense else TIMES * d
@@ -81,7 +81,7 @@ def trained(model: LanguageModel, key: dict):
 
 def row(key: dict) -> dict:
     """Bits per character on the way and at the end, what the experts see, and what the training took."""
-    model, began = made(key), time.process_time()
+    model, began = build_model(key), time.process_time()
     bits, curve = [], []
     for step, of_batch in enumerate(trained(model, key), 1):
         bits.append(of_batch)
@@ -129,7 +129,7 @@ def information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> float:
 
 def live(key: dict) -> dict:
     """The start of a row's training: the mean over its first batches."""
-    start = islice(trained(made(key), key), FIRST)
+    start = islice(trained(build_model(key), key), FIRST)
     return rounded({"first": np.mean(list(start))}, 6)
 
 

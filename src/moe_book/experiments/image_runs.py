@@ -20,14 +20,14 @@ from sklearn.manifold import TSNE
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.dispatched import DispatchedMoE, PixelRouter
-from moe_theory.models.images import NETWORKS
+from moe_theory.models.image_networks import NETWORKS
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import Clustered, plain_task, rotate_task
-from moe_theory.training.dispatched import answers, train
+from moe_theory.training.minibatch import answers, train
 
 EXPERTS = 4
 SEEDS, FEWER_SEEDS = range(8), range(3)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory import _validate as check
 from moe_theory.measure.stability import Draws, estimate
 from moe_theory.models.rules import RULES, gumbel, topk_softmax

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.sparsity import average_sparsity, norm_ratio, shuffled
 from moe_theory.models.soft import DenseNets, SoftMoE
 from moe_theory.tasks.gaussians import Examples, GaussianMixture

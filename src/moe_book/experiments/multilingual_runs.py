@@ -11,13 +11,13 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.dispatched import CubicLayer, DispatchedMoE
 from moe_theory.models.routers import LinearRouter
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.languages import CLASSES, LANGUAGES, Multilingual, embedded, load_languages
-from moe_theory.training.dispatched import answers, train
+from moe_theory.training.minibatch import answers, train
 
 SEEDS = (*range(6), *range(7, 10))  # ten but for 6, whose split leaves one class of Spanish a window short
 EXPERTS, D = 4, 100

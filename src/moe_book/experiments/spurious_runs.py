@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from moe_book.experiments.registry import rounded
+from moe_book.experiments.catalogue import rounded
 from moe_theory.models.soft import SoftMoE
 from moe_theory.tasks.gaussians import GaussianMixture
 from moe_theory.theory.spurious import relevant_share
