@@ -50,7 +50,7 @@ def test_experts_that_start_alike():
 
 @pytest.mark.parametrize("name", ["moe_watched", "moe_leads"])
 def test_live_is_the_first_entry_of_the_curves(name):
-    e = experiments.registry.EXPERIMENTS[name]
+    e = experiments.catalogue.EXPERIMENTS[name]
     row, live = e.row(e.smoke[0]), e.live(e.smoke[0])
     assert list(row) == list(live)
     for curve, first in live.items():

@@ -18,10 +18,11 @@ from moe_book import build, claims, pages
 
 REGISTRY = claims.registry()
 BOXES = pages.boxes(build.chapters())
-DISPLAYS = {  # about displayed formulas of a lemma or its proof, which chapter 1 takes up in its text
+DISPLAYS = {  # about displayed formulas of a lemma or its proof, or a remark below it, which a chapter's text takes up
     "chen-lem-e1",
     "chen-lem-e3-sign",
     "chen-lem-e5-display",
+    "chen-lem-e16-remark",
 }
 
 

@@ -157,7 +157,7 @@ def test_the_stored_outcomes_were_judged_by_this_code():
     ("change", "message"),
     [
         ({"in": "theory/nothing.py"}, "in: expected a module of the packages, `notebook` or `rows NAME`, got 'theory"),
-        ({"old": "half"}, "old: expected a text that stands once in notebook and is changed, found 3"),
+        ({"old": "half"}, "old: expected a text that stands once in notebook and is changed, found 2"),
         ({"old": "no such text"}, "99_small.yml: chen-lem-c.3/cell: old: .* found 0"),
         ({"new": "half = 0.9975"}, "old: expected a text that stands once"),
         ({"in": "rows contact"}, "expected statements under `do`"),

@@ -219,20 +219,17 @@ def lacking() -> dict[str, list[str]]:
 
 
 class _Judging(ast.NodeTransformer):
-    """What a definition does, without docstrings, properties (the texts of a card) and f-strings (error messages)."""
+    """What a definition does, without docstrings and f-strings (the texts of a box and of errors)."""
 
     def _bare(self, node):
         self.generic_visit(node)
         node.body = node.body[ast.get_docstring(node) is not None :] or [ast.Pass()]
         return node
 
-    visit_Module = visit_ClassDef = _bare
+    visit_Module = visit_ClassDef = visit_FunctionDef = _bare
 
     def visit_JoinedStr(self, node):
         return ast.Constant("")
-
-    def visit_FunctionDef(self, node):
-        return None if any(ast.unparse(d) == "property" for d in node.decorator_list) else self._bare(node)
 
 
 def judge() -> str:
