@@ -191,7 +191,7 @@ def counts(ledger: dict) -> str:
         if papers[v] + own[v]
     ]
     total = f"<tr><td>all</td><td>{sum(papers.values())}</td><td>{sum(own.values())}</td><td></td></tr>"
-    head = "".join(f"<th>{name}</th>" for name in ("verdict", "of the papers", "of this book", "meaning"))
+    head = "".join(f"<th>{name}</th>" for name in ("verdict", "papers", "book", "meaning"))
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}{total}</tbody>"
     return f'<table class="counts">{body}</table>\n{criteria()}\n'
 
@@ -202,7 +202,7 @@ def criteria() -> str:
     before, after = (when[name] for name in CRITERION_SET)
     return (
         f"<p>{before + after} tables, figures and experiments are judged by a criterion. That of {before} was set "
-        f"before their numbers were known; that of {after} was set or changed when they were: such a card guards a "
+        f"before their numbers were known; that of {after} was set or changed when they were: such a verdict guards a "
         "finding, and tests no prediction. Each row of the registry says which.</p>"
     )
 
@@ -290,8 +290,8 @@ def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
         [
             "# The ledger\n",
             "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows from "
-            "the executed chapters; a claim without a card in one of them is open. A mutant is a small change of what "
-            "a claim's card guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
+            "the executed chapters; a claim without a box in one of them is open. A mutant is a small change of what "
+            "a claim's box guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
             "of them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the "
             'check. <a href="map.html">A map shows which claim rests on which.</a> '
             '<a href="../ledger.json">The same as JSON.</a>\n',
@@ -445,8 +445,8 @@ def map_page(ledger: dict) -> str:
             "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
             "one states; where the book corrected it, the corrected form. In the drawings each claim stands below "
             "all that it rests on; where one points at a box, or reaches it with the keyboard, what it rests on and "
-            "what rests on it stand out. A box leads to the claim's card, and its edge has the colour of the verdict. "
-            "Below each drawing the same stands as a list, with the claims that stand by themselves, too.\n",
+            "what rests on it stand out. A box leads to the verdict box of its claim, and its edge has the colour of "
+            "the verdict. Below each drawing the same stands as a list, with the claims that stand by themselves, too.\n",
             _use(graph),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",

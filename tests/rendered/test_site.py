@@ -25,7 +25,7 @@ def refs():
 
 @pytest.mark.parametrize("path", EXECUTED, ids=lambda p: p.stem)
 def test_no_myst_is_left(path, refs):
-    before, after = nbformat.read(path, 4), publish.published(path, refs, "install")
+    before, after = nbformat.read(path, 4), publish.published(path, refs, "install", {})
     nbformat.validate(after)
     assert after.cells[0].source == "install"
     assert any(MYST.search(c.source) for c in before.cells if c.cell_type == "markdown")
@@ -70,7 +70,7 @@ def test_buttons_lead_to_the_repository_and_open_the_published_notebooks_in_cola
 @pytest.mark.parametrize("repository", ["owner", "owner/name/more", "https://example.invalid/owner/name"])
 def test_bad_repository_is_refused(repository):
     done = subprocess.run(
-        [sys.executable, ROOT / "book" / "publish.py", "--repository", repository], capture_output=True, text=True
+        [sys.executable, "-m", "moe_book.publish", "--repository", repository], capture_output=True, text=True
     )
     assert done.returncode == 1 and "expected owner/name" in done.stderr
 
@@ -124,7 +124,7 @@ def test_a_published_notebook_runs_in_an_environment_of_its_own(refs, tmp_path):
     address, commit = as_repository(tmp_path / "repository")
     python = environment_with_other_versions(tmp_path / "venv")
     chapter = next(p for p in EXECUTED if p.stem.startswith("03"))
-    notebook = publish.published(chapter, refs, publish.INSTALL.format(address=address, commit=commit))
+    notebook = publish.published(chapter, refs, publish.INSTALL.format(address=address, commit=commit), {})
     found = (
         "import moe_theory, numpy; from importlib.metadata import version\n"
         "print(moe_theory.__file__, numpy.__version__, version('torch'))"

@@ -52,7 +52,7 @@ def test_a_table_for_each_part_with_the_claims_linked():
         "heads: 1.5 times the products"
     )
     assert heads["rests on"] == "<smooth-fig-6>"
-    assert parts[0][0]["rests on"] == "no card: the wall"
+    assert parts[0][0]["rests on"] == "no box: the wall"
 
 
 def test_what_has_no_size_says_so():
