@@ -53,7 +53,8 @@ NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
 DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
 TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
-PAGES = ("index", "notation", "running", "api", "ledger", "map", "errata", "references")  # the others are notebooks
+#: The others are notebooks.
+PAGES = ("index", "notation", "running", "api", "your_own", "ledger", "map", "errata", "references")
 QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
@@ -132,7 +133,7 @@ class References:
             numbered = [equation.info for equation in found if isinstance(equation, Token)]
             refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
         for page in PAGES:
-            refs.titles[page] = page.capitalize()
+            refs.titles[page] = page.replace("_", " ").capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
             refs.citations[key] = cited(entry)
         return refs

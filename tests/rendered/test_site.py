@@ -88,7 +88,7 @@ def as_repository(folder: Path) -> tuple[str, str]:
     for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "tree"]):
         subprocess.run(["git", *command], cwd=folder, check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-    return f"git+{folder.as_uri()}", commit.stdout.strip()
+    return f"git+file://localhost{folder}", commit.stdout.strip()  # some pips want a host
 
 
 def environment_with_other_versions(folder: Path) -> Path:
