@@ -283,7 +283,7 @@ def store(chosen: list[Path]) -> None:
     _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
 
 
-def _chosen(names: list[str]) -> list[Path]:
+def chosen(names: list[str]) -> list[Path]:
     """The chapters whose file names begin so, all for none; ValueError for a name of no chapter."""
     found = [n for n in chapters() if not names or n.stem.startswith(tuple(names))]
     if unknown := [name for name in names if not any(n.stem.startswith(name) for n in found)]:
@@ -302,11 +302,11 @@ def main() -> None:
     start = time.perf_counter()
     try:
         check_registries()
-        chosen = _chosen(options.chapter)
+        picked = chosen(options.chapter)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if options.store:
-        changed = [n for n in chosen if stored_inputs(n) != fingerprint(n)]
+        changed = [n for n in picked if stored_inputs(n) != fingerprint(n)]
         execute_changed(changed)
         store(changed)
     else:

@@ -21,7 +21,7 @@ from pathlib import Path
 from string import Formatter
 
 from moe_book import registries
-from moe_book.evidence import Line, compare, names_in, validate
+from moe_book.evidence import UNFIT, Line, compare, names_in, validate
 from moe_book.typeset import typeset
 
 __all__ = ["check", "collect", "registry", "settle", "strict", "try_"]
@@ -86,8 +86,16 @@ def registry() -> dict[str, dict]:
     return claims
 
 
+REQUIRED = {"id", "paper", "where", "kind", "chapter", "says"}
+OPTIONAL = {"verdict", "box", "rests_on", "criterion", "criterion_set", "note", "finding", "evidence", "rule", *NUMBERS}
+
+
 def _validate(row: dict) -> None:
     """Raise ValueError, with the reason, for a row of the registry that could not decide anything."""
+    if missing := sorted(REQUIRED - row.keys()):
+        raise ValueError(f"expected the fields {sorted(REQUIRED)}, missing {missing}")
+    if unknown := sorted(map(str, row.keys() - REQUIRED - OPTIONAL)):
+        raise ValueError(f"expected fields of {sorted(REQUIRED | OPTIONAL)}, got {unknown}")
     if row.get("verdict", "holds") not in VERDICTS:
         raise ValueError(f"expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
     if row["paper"] not in PAPERS:
@@ -97,6 +105,8 @@ def _validate(row: dict) -> None:
     lines = row.get("evidence", {})
     for name, spec in lines.items():
         validate(name, spec)
+        if typed := [limit for limit in names_in(spec) if _numeric(limit)]:
+            raise ValueError(f"{name}: expected a number as YAML writes it, such as 1.0e-9, got the text {typed[0]!r}")
     if len(lines) > MOST_LINES:
         raise ValueError(f"expected at most {MOST_LINES} lines of evidence, got {len(lines)}")
     if lines and all("shown" in spec for spec in lines.values()):
@@ -111,6 +121,10 @@ def _validate_rule(row: dict, lines: Mapping[str, dict]) -> None:
         raise ValueError(f"expected a rule that names lines of evidence, got {unknown}")
     if rule and (row.get("verdict") not in rule or not set(rule) <= VERDICTS.keys() or [*rule.values()][-1]):
         raise ValueError(f"expected a rule of verdicts, the registry's among them, the last for all else, got {rule}")
+
+
+def _numeric(text: str) -> bool:
+    return text.replace("e", "").replace("-", "").replace("+", "").isdigit()
 
 
 def _bare(condition: str) -> str:
@@ -348,8 +362,13 @@ def _named_in_finding(row: dict) -> set[str]:
 
 
 def _finding(row: dict, measured: Mapping[str, object]) -> str:
-    """The registry's sentence about this run, with the measured numbers put in."""
-    return row["finding"].format(**measured) if "finding" in row else ""
+    """The registry's sentence about this run, with the measured numbers put in; none where a reader's do not fit."""
+    try:
+        return row["finding"].format(**measured) if "finding" in row else ""
+    except (*UNFIT, ValueError):
+        if strict():
+            raise
+        return ""
 
 
 def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
@@ -366,7 +385,9 @@ def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
     """
     for name, spec in evidence.items():
         validate(name, spec)
-    _match("", evidence, measured)
+    if all("shown" in spec for spec in evidence.values()):
+        raise ValueError("try_: expected at least one line that compares; nothing could refute the claim")
+    _match("try_", evidence, measured)
     lines = [compare(name, spec, measured[name], measured) for name, spec in evidence.items()]
     verdict = f"{OWN}: {'holds' if all(line.holds for line in lines) else 'refuted'}"
     _show(Box("try", "", "", says, verdict, tuple(line.bundle() for line in lines)))

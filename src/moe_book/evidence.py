@@ -32,6 +32,8 @@ COMPARISONS = {
     "equals": "a number or a word that each value is",
     "descending": "a margin by which each value exceeds the next",
 }
+#: What values raise that are of another kind than the limits of their line.
+UNFIT = (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 FIELDS = {"says", "within", "relative", "digits", "cases", "shown", "needs", *COMPARISONS}
 
 
@@ -207,18 +209,24 @@ def compare(name: str, spec: Mapping[str, object], value: object, known: Mapping
     Raises:
         ValueError: if value, limits and number of cases do not fit each other; it names the line.
     """
-    digits = spec.get("digits", 3)
     if value is None and "needs" in spec:
         return Line(name, spec["says"], f"not computed: needs {spec['needs']}", "", True)
     try:
-        if "shown" in spec:
-            values = flatten(value)
-            return Line(name, spec["says"], ", ".join(_number(v, digits) for v in values.values()), "", True)
-        cases = _cases(spec, value, known)
+        return _line(name, spec, value, known)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if len(cases) != (expected := _expected(spec, known)):
-        raise ValueError(f"{name}: expected {expected} cases, got {len(cases)}")
+    except UNFIT:
+        raise ValueError(f"{name}: expected values that fit the limits of the line, got {value!r:.60}") from None
+
+
+def _line(name: str, spec: Mapping[str, object], value: object, known: Mapping[str, object]) -> Line:
+    digits = spec.get("digits", 3)
+    if "shown" in spec:
+        values = flatten(value)
+        return Line(name, spec["says"], ", ".join(_number(v, digits) for v in values.values()), "", True)
+    cases = _cases(spec, value, known)
+    if len(cases) != (expected := _expected(spec, known)) or not cases:
+        raise ValueError(f"expected {expected} cases, got {len(cases)}")
     shown = _measured(spec, cases, flatten(value), digits)
     return Line(name, spec["says"], shown, _refuted(spec, cases), all(c.holds for c in cases), tuple(cases))
 
@@ -303,7 +311,7 @@ def validate(name: str, spec: object) -> None:
         raise ValueError(f"{name}: expected one of `within` and `relative` with `close_to`, got {tolerances}")
     if tolerances and _plain(spec[tolerances[0]]) and not spec[tolerances[0]] > 0:
         raise ValueError(f"{name}: expected a positive tolerance, got {spec[tolerances[0]]}")
-    if kinds == ["inside"] and not (isinstance(spec["inside"], list) and len(spec["inside"]) == 2):
+    if kinds == ["inside"] and not (isinstance(spec["inside"], list | tuple) and len(spec["inside"]) == 2):
         raise ValueError(f"{name}: expected `inside: [low, high]`, got {spec['inside']!r}")
     if all(map(_plain, ends := spec.get("inside", []))) and ends and not ends[0] < ends[1]:
         raise ValueError(f"{name}: expected low < high, got {ends}")

@@ -23,7 +23,8 @@ def read(path: Path):
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "no YAML"
         where = f"{path.name}: line {mark.line + 1}" if mark else path.name
-        raise ValueError(f"{where}: {' '.join(str(problem).split())}") from None
+        hint = "; quote a text that holds ': ', ', ' or brackets" if mark else ""
+        raise ValueError(f"{where}: {' '.join(str(problem).split())}{hint}") from None
 
 
 def checked(where: str, entry, kinds: dict[str, type], optional: Iterable[str] = ()) -> dict:

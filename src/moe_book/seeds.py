@@ -1,6 +1,6 @@
-"""Run every chapter at other seeds and name the cards that fall: `python -m moe_book.seeds [SEED ...]`.
+"""Run chapters at other seeds and name the boxes that fall: `python -m moe_book.seeds [SEED ...] [--chapter 03]`.
 
-A card that holds only at the seed it was written with stood on luck. Exits with 1 if one falls.
+A box that holds only at the seed it was written with stood on luck. Exits with 1 if one falls.
 Without a seed each runs at its own.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from moe_book.build import QUIET, ROOT, chapters
+from moe_book.build import QUIET, ROOT, chosen
 
 
 def fallen(notebook: Path, seed: int | None) -> list[str]:
@@ -34,11 +34,13 @@ def fallen(notebook: Path, seed: int | None) -> list[str]:
 
 
 def main() -> int:
-    """Entry point: run the chapters at each seed and print the cards that fall."""
+    """Entry point: run the chapters at each seed and print the boxes that fall."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", type=int, nargs="*", metavar="SEED")
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-    tasks, total = list(product(chapters(), parser.parse_args().seeds or [None])), 0
+    parser.add_argument("--chapter", action="append", default=[], metavar="03", help="this chapter only; repeatable")
+    options = parser.parse_args()
+    os.environ.update(MOE_BOOK_STRICT="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    tasks, total = list(product(chosen(options.chapter), options.seeds or [None])), 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for (notebook, seed), found in zip(tasks, pool.map(fallen, *zip(*tasks, strict=True)), strict=True):
             print("\n    ".join([f"{notebook.stem}, seed {seed}: {len(found)} fall", *found]), flush=True)

@@ -3,13 +3,17 @@
 import copy
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 import yaml
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from moe_book import claims
 from moe_book.claims import MIME, collect
+from moe_book.evidence import names_in
 
 ID, OTHER = "chen-lem-5.1", "chen-rem-c.2"
 LINES = {
@@ -147,6 +151,36 @@ def test_where_a_reader_plays_a_box_never_stops_anything(registry, playing, caps
     assert capsys.readouterr().out.startswith("[sharpened]"), "and may be run again"
 
 
+VALUES = [
+    *(
+        0,
+        -1.5,
+        float("nan"),
+        float("inf"),
+        10**400,
+        "word",
+        True,
+        [],
+        {},
+        [1, 2, 3],
+        (1, "a"),
+        {"a": 1},
+        {"a": {"b": "c"}},
+    ),
+    *(object(), [[1], [2, 3]], {"a": None}, np.zeros((2, 2)), torch.ones(3), pd.Series([1, 2], index=["a", "a"])),
+]
+
+
+@pytest.mark.parametrize("claim", claims.registry())
+def test_no_value_of_a_reader_stops_a_box(claim, playing):
+    row = claims.registry()[claim]
+    words = {spec["equals"] for spec in row["evidence"].values() if isinstance(spec.get("equals"), str)}
+    limits = set().union(*map(names_in, row["evidence"].values())) - words - {f for f in claims.NUMBERS if f in row}
+    for value in VALUES:
+        measured = dict.fromkeys(set(row["evidence"]) | limits | claims._named_in_finding(row), value)
+        assert claims.settle(claim, measured).html()
+
+
 def test_lines_that_moved_are_marked(registry, playing):
     html = claims.settle(ID, GOOD | {"ratio": 3}).html()
     assert html.count("claim-line-moved") == 1 and "claim-moved" in html
@@ -158,8 +192,10 @@ def test_a_box_of_ones_own_needs_no_registry(playing, capsys):
     claims.try_("Experts share alike.", lines, share=0.5)
     shown = capsys.readouterr().out
     assert "[your check: holds] try" in shown and "[your check: refuted] try" in shown
-    with pytest.raises(ValueError, match=r"missing \['share'\]"):
+    with pytest.raises(ValueError, match=r"try_: expected .* missing \['share'\]"):
         claims.try_("Experts share alike.", lines)
+    with pytest.raises(ValueError, match="try_: expected at least one line that compares"):
+        claims.try_("Nothing.", {})
 
 
 def test_strict_is_set_by_build_and_tests_only(monkeypatch):
@@ -271,7 +307,7 @@ def test_a_slip_in_the_registry_is_one_line(change, message, tmp_path, monkeypat
     ],
 )
 def test_a_claim_that_rests_on_an_unknown_one_or_on_itself_is_refused(rests_on, message, tmp_path, monkeypatch):
-    rows = [{"id": claim, "paper": "book", "rests_on": others} for claim, others in rests_on.items()]
+    rows = [{"id": claim, **ROW, "rests_on": others} for claim, others in rests_on.items()]
     (tmp_path / "claims.yml").write_text(yaml.safe_dump(rows))
     monkeypatch.setattr(claims, "files", lambda _: tmp_path)
     with pytest.raises(ValueError, match=f"claims.yml: .*{message}"):

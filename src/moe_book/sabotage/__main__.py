@@ -51,7 +51,10 @@ def _bad(outcome: str, survives: str) -> bool:
 def run(chosen: list[Mutant], jobs: int) -> int:
     """Run mutants, storing what became of each as it ends; 1 if one survives that must not, or is broken."""
     if registry.outdated():
-        print("cards are judged otherwise than when outcomes were stored: all mutants have to be run", file=sys.stderr)
+        print(
+            "boxes are judged otherwise than when outcomes were stored: these are dropped; run all",
+            file=sys.stderr,
+        )
     start, made_by, known, everyone = time.perf_counter(), provenance(), outcomes(), mutants()
     by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
     todo = tasks(chosen)
@@ -72,19 +75,19 @@ def run(chosen: list[Mutant], jobs: int) -> int:
 
 
 def spotcheck(seed: str, jobs: int) -> int:
-    """Run again a dozen mutants chosen by `seed`; 1 if one of them does not end as stored."""
-    known = outcomes()
-    everyone = mutants()
+    """Run a dozen mutants chosen by `seed`; 1 if one survives that must not, or ends otherwise than stored."""
+    known, everyone = outcomes(), mutants()
     chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
-    off, claims = 0, {m.claim for m in chosen}
+    off, by_id, claims = 0, {m.id: m for m in chosen}, {m.claim for m in chosen}
     todo = [task for task in tasks(chosen) if task.module or task.branches]  # unchanged chapters run elsewhere
     for o in attempts(todo, jobs):
         if o.id in claims:
             continue
-        before = known.get(o.id, {}).get("outcome", "not run")
-        print(f"{o.id}: {o.outcome}" + (f", stored as {before}: {o.by} {o.why}" if o.outcome != before else ""))
-        off += o.outcome != before
-    print(f"{len(chosen) - off} of {len(chosen)} mutants end as stored")
+        m, before = by_id[o.id], known.get(o.id, {})
+        stored = before["outcome"] if before.get("digest") == m.digest() else "not run"
+        print(f"{o.id}: {o.outcome}" + (f", stored as {stored}: {o.by} {o.why}" if o.outcome != stored else ""))
+        off += _bad(o.outcome, m.survives) or stored not in ("not run", o.outcome)
+    print(f"{len(chosen) - off} of {len(chosen)} mutants end as they must")
     return 1 if off else 0
 
 
