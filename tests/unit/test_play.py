@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import shapes
+import torch
 
 from moe_book import claims, figures
 
@@ -52,12 +53,20 @@ def play(path: Path, code: str) -> None:
             exec(compile(source, f"{path.name}, {cell.id}", "exec"), names)
 
 
+@pytest.fixture
+def default_dtype():
+    """A chapter may set torch's; it is to be for that chapter only."""
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
+
+
 CASES = [(path, i) for path in CHAPTERS for i in range(3)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "i"), CASES, ids=lambda v: v.stem if isinstance(v, Path) else str(v + 1))
-def test_what_a_chapter_suggests_runs(path, i, monkeypatch):
+def test_what_a_chapter_suggests_runs(path, i, monkeypatch, default_dtype):
     monkeypatch.setattr(shapes, "enabled", False)  # a reader has no checks of shapes, and writes 2 for 2.0
     monkeypatch.setattr(claims, "strict", lambda: False)
     monkeypatch.setattr(claims, "_checked", {})
