@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT
 
 from moe_book import build, publish
+from moe_book.glue import glued
 
 EXECUTED = [build.EXECUTED / n.name for n in build.chapters()]
 MYST = re.compile(r":::|\{[\w:]+\}`|^\([\w-]+\)=$|^:\w+:", re.MULTILINE)
@@ -25,7 +26,7 @@ def refs():
 
 @pytest.mark.parametrize("path", EXECUTED, ids=lambda p: p.stem)
 def test_no_myst_is_left(path, refs):
-    before, after = nbformat.read(path, 4), publish.published(path, refs, "install", {})
+    before, after = nbformat.read(path, 4), publish.published(path, refs, "install", glued(EXECUTED))
     nbformat.validate(after)
     assert after.cells[0].source == "install"
     assert any(MYST.search(c.source) for c in before.cells if c.cell_type == "markdown")
@@ -124,7 +125,7 @@ def test_a_published_notebook_runs_in_an_environment_of_its_own(refs, tmp_path):
     address, commit = as_repository(tmp_path / "repository")
     python = environment_with_other_versions(tmp_path / "venv")
     chapter = next(p for p in EXECUTED if p.stem.startswith("03"))
-    notebook = publish.published(chapter, refs, publish.INSTALL.format(address=address, commit=commit), {})
+    notebook = publish.published(chapter, refs, publish.INSTALL.format(address=address, commit=commit), glued(EXECUTED))
     found = (
         "import moe_theory, numpy; from importlib.metadata import version\n"
         "print(moe_theory.__file__, numpy.__version__, version('torch'))"
