@@ -399,12 +399,13 @@ def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
 def link(claim_id: str) -> str:
     """A link from one chapter to a claim's box in its own, and the verdict; ValueError for an unknown id.
 
-    The chapters' names are those of the files of mutants.
+    The chapters' names are those of the files with outcomes of mutants.
     """
     if claim_id not in registry():
         raise ValueError(f"claim_id: expected an id of the registry, got {claim_id!r}")
     row = registry()[claim_id]
-    stems = {p.name[:2]: p.name.removesuffix(".yml") for p in files("moe_book").joinpath("sabotage").iterdir()}
+    outcomes = files("moe_book") / "sabotage" / "outcomes"
+    stems = {p.name[:2]: p.name.removesuffix(".json") for p in outcomes.iterdir()}
     name, verdict = f"<code>{claim_id}</code>", row.get("verdict", "open")
     page = stems.get(row["chapter"])
     return (f'<a href="{page}.html#claim-{claim_id}">{name}</a>' if page else name) + f" ({verdict})"

@@ -12,8 +12,7 @@ LIBRARIES = ("torch", "numpy", "scipy")
 #: What a run itself writes does not make its code dirty.
 STORED = (
     ":(exclude)results",
-    ":(exclude)sabotage/outcomes.json",
-    ":(exclude)sabotage/judge.txt",
+    ":(exclude)sabotage/outcomes",
     ":(top,exclude)benchmarks/results",
 )
 

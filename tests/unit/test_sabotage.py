@@ -1,184 +1,224 @@
-"""The machinery on a small chapter of its own, and what the book promises of its mutants."""
+"""The machinery on a small chapter of its own, what its operators offer, and what the book promises of its mutants."""
 
-import hashlib
+import ast
 import re
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
-import yaml
 
 from moe_book import claims
-from moe_book.sabotage import registry
+from moe_book.sabotage import operators, outcomes, population, sources, stored
 from moe_book.sabotage.__main__ import main
-from moe_book.sabotage.registry import SOURCES, lacking, mutants, outcomes, outcomes_by_claim
 from moe_book.sabotage.slicing import needed
 
 CELLS = [
     "seed = 0\nfrom moe_book import claims, experiments",
-    "from moe_theory.theory.smoothing import kappa\nlarge = kappa('gaussian')\nassert kappa('gaussian', 2.0) < large",
-    "raise SystemExit('cells that the box does not need are not run')",
+    "from moe_theory.theory.smoothing import kappa\nlarge = kappa('gaussian')",
+    "unread = 3 + 4",
     "rows = experiments.load('contact')\nhalf = 0.9975",
-    'claims.check("chen-lem-c.3", gaussian=large * 12.566370614359172**0.5,\n'
-    '    ratios=[2 * half * (rows["gap"].nunique() > 1)] * 4)',
-    "raise SystemExit('cells after the box are not run')",
+    "ratios = [2 * half * ((rows['distance'] < 1e-15).all()) for _ in range(4)]",
+    'claims.check("chen-lem-c.3", gaussian=large * 12.566370614359172**0.5, ratios=ratios)',
 ]
-ROOT_TWO_PI = dict(place="theory/smoothing.py", old="else 1 / (scale * math.sqrt(2 * math.pi))")
-MUTANTS = {  # name: change, what becomes of it
-    "larger": (ROOT_TWO_PI | dict(new="else 1.05 / (scale * math.sqrt(2 * math.pi))"), ("refused", "cell 5")),
-    "nearly": (ROOT_TWO_PI | dict(new="else 1.0001 / (scale * math.sqrt(2 * math.pi))"), ("survived", "")),
-    "inverted": (ROOT_TWO_PI | dict(new="else scale / math.sqrt(2 * math.pi)"), ("refused before", "cell 2")),
-    "cell": (dict(place="notebook", old="half = 0.9975", new="half = 0.5"), ("refused", "cell 5")),
-    "typo": (dict(place="notebook", old="half = 0.9975", new="half = hlf"), ("broken", "cell 4")),
-    "flat": (dict(place="rows contact", do='rows["gap"] = 1.0'), ("refused", "cell 5")),
-    "same": (dict(place="rows contact", do='rows["gap"] *= 1.0'), ("broken", "cell 4")),
-}
-
-
-def _row(name, change):
-    place = {"in" if key == "place" else key: value for key, value in change.items()}
-    return {"claim": "chen-lem-c.3", "name": name, "kind": "quantitative", "what": "a change"} | place
+CLAIM = "chen-lem-c.3"
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A chapter of five cells, its mutants in a folder of their own."""
+    """A chapter of six cells that settles one claim; its outcomes go to a folder of their own."""
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "99_small.ipynb")
-    for name, value in (("FOLDER", tmp_path), ("NOTEBOOKS", tmp_path), ("OUTCOMES", tmp_path / "outcomes.json")):
-        monkeypatch.setattr(registry, name, value)
-    registry.code.cache_clear()
-    registry.cells_for.cache_clear()
-
-    def write(*rows):
-        (tmp_path / "99_small.yml").write_text(yaml.safe_dump(list(rows)))
-
-    write(*(_row(name, change) for name, (change, _) in MUTANTS.items()))
-    yield write
-    registry.code.cache_clear()
-    registry.cells_for.cache_clear()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "03_small.ipynb")
+    monkeypatch.setattr(sources, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(outcomes, "OUTCOMES", tmp_path / "outcomes")
+    for cached in (sources.code, sources.cells_of, sources.statements_of):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (sources.code, sources.cells_of, sources.statements_of):
+        cached.cache_clear()
 
 
-def _tree():
-    return {p: hashlib.sha256(p.read_bytes()).digest() for p in SOURCES.rglob("*") if p.suffix in {".py", ".csv"}}
+TRACE = [{"functions": ["moe_theory.theory.smoothing:kappa"] if i == 1 else [], "seconds": 0.1} for i in range(6)]
+
+
+def offered(text: str, kind: tuple) -> set[str]:
+    """What operators make of a statement, as code."""
+    tree = ast.parse(text).body[0]
+    return {ast.unparse(operators.change(tree, site)) for site in operators.sites(tree, kind)}
+
+
+SABOTAGES = [  # made by readers who had not seen the operators: the statement, what they changed it to, the kind
+    ("x = torch.stack([s, beta[:, None] * c[k], t], 1)", "x = torch.stack([s, c[k], t], 1)", operators.CODE),
+    ("x_0 = S * (1 + G)", "x_0 = 1 + G", operators.CODE),
+    ("y = y + S * step", "y = y + step", operators.CODE),
+    ("for M_ in (2, 4, 8, 32):\n    f(M_)", "for M_ in list((2, 4, 8, 32))[:1]:\n    f(M_)", operators.CASES),
+    ("x = mean[of] + rng.normal(size=(200, d))", "x = mean[of] + 0.5 * rng.normal(size=(200, d))", operators.CASES),
+    ("x = 2 * torch.rand(n) - 1", "x = 2 * (0.5 * torch.rand(n)) - 1", operators.CASES),
+    ("task.mean[:8]", "task.mean[:9]", operators.CODE),
+    ("ell = np.sqrt(v)", "ell = 1.05 * np.sqrt(v)", operators.CODE),
+    ("b = np.minimum(rate * turn, 1)", "b = np.minimum(1.05 * (rate * turn), 1)", operators.CODE),
+    ("r = p['moe'] / p['dense']", "r = p['dense'] / p['dense']", operators.CODE),
+    ("s = loss + loss.detach()", "s = loss - loss.detach()", operators.CODE),
+    ("w = pi.sqrt()", "w = pi", operators.CODE),
+    ("fit(n, SIGMA)", "fit(n, 1.05 * SIGMA)", operators.CODE),
+    ("for _ in range(steps):\n    f()", "for _ in range(0):\n    f()", operators.CASES),
+    ("a = whole - part", "a = whole + part", operators.CODE),
+    ("m = x.max(1)", "m = x.min(1)", operators.CODE),
+    ("m = x.sum(1)", "m = x.mean(1)", operators.CODE),
+    ("m = x.sum(1)", "m = x.sum(0)", operators.CODE),
+    ("fit(seeds=(1, 2, 3))", "fit(seeds=list((1, 2, 3))[:1])", operators.CASES),
+    ("x = u.clamp(0)", "x = u", operators.CODE),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "kind"), SABOTAGES, ids=[after for _, after, _ in SABOTAGES])
+def test_what_readers_tried_is_offered(before, after, kind):
+    assert ast.unparse(ast.parse(after)) in offered(before, kind)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if x < 0:\n    raise ValueError(f'{x + 1}')",
+        "draw = stream(seed, 'chapter', 3, 2)",
+        "size = max(1, BLOCK // triples)",
+        "solve(f, tol=1e-6, maxiter=20)",
+        "from math import pi",
+        "check.integer('steps', steps, 1)",
+    ],
+)
+def test_what_changes_no_number_is_passed_over(text):
+    assert {t for t in offered(text, operators.CODE) if "max(" not in t and "min(" not in t} == set()
+
+
+RUNS = pd.DataFrame(
+    {
+        "arm": ["a", "a", "a", "b", "b", "b"],
+        "seed": [0, 1, 2, 0, 1, 2],
+        "loss": [1.0, 2.0, 4.0, 3.0, 5.0, 9.0],
+        "time": [2.0, 3.0, 5.0, 4.0, 6.0, 1.0],
+        "curve": [[3.0, 1.0, float(i)] for i in range(6)],
+        "dead": [True, False, False, True, True, False],
+    }
+)
+KEYS = ["arm", "seed"]
+
+
+def test_every_operator_on_runs_changes_only_its_column_and_as_it_says():
+    def of(operator, column="loss"):
+        new = stored.changed_runs(RUNS, operator, column, KEYS)
+        assert new.drop(columns=column).equals(RUNS.drop(columns=column))
+        return new[column]
+
+    assert np.allclose(of("scaled"), 1.05 * RUNS.loss)
+    assert (of("scaled_in_one") != RUNS.loss).sum() == 3
+    assert list(of("exchanged")) == [3, 5, 9, 1, 2, 4]
+    broken = of("unpaired")
+    assert sorted(broken) == sorted(RUNS.loss) and (broken != RUNS.loss).sum() == 3
+    assert list(of("copied")) == [1, 1, 1, 3, 3, 3]
+    wide = of("widened").groupby(RUNS.arm).agg(["mean", "std"]) / RUNS.groupby("arm").loss.agg(["mean", "std"])
+    assert np.allclose(wide, [[1, 1.5], [1, 1.5]])
+    assert np.allclose(of("tilted"), RUNS.loss * np.array([1, 1, 1, 1.1, 1.1, 1.1]))
+    assert list(of("another_column")) == list(RUNS.time)
+    assert of("flattened", "curve")[0] == [4 / 3] * 3
+    assert of("reversed", "curve")[5] == [5.0, 1.0, 3.0]
+    assert np.allclose(of("smoothed", "curve")[0], [2.5, 1.75, 1.0])
+    assert (of("flipped", "dead") != RUNS.dead).sum() == 3
+    assert len(stored.changed_runs(RUNS, "only_first", "arm", KEYS)) == 3
+
+
+def test_runs_offer_what_changes_them_and_of_columns_that_are_read_only():
+    found = set(stored.offered_runs(RUNS, KEYS, {"loss", "seed", "curve"}))
+    assert {column for _, column in found} == {"loss", "seed", "curve"}
+    assert ("only_first", "seed") in found and ("flattened", "loss") not in found and ("flattened", "curve") in found
+
+
+PAPER = {
+    "target": {"s1": {"moe": [99.5, 0.2], "single": [68.0, 1.0]}, "s2": {"moe": [98.0, 0.2], "single": [79.5, 2.0]}}
+}
+
+
+def test_every_operator_on_the_papers_numbers_changes_them():
+    found = list(stored.offered_numbers(PAPER))
+    assert {operator for operator, _ in found} == {"off_by_5_percent", "two_exchanged", "row_for_another"}
+    before = dict(stored.leaves(PAPER))
+    for operator, path in found:
+        after = dict(stored.leaves(stored.changed_numbers(PAPER, operator, path)))
+        off = {p for p in before if before[p] != after[p]}
+        assert len(off) == 1 if operator == "off_by_5_percent" else off
+        assert sorted(before.values()) == sorted(after.values()) or operator == "off_by_5_percent"
+
+
+def test_a_population_is_spread_over_kinds_and_drawn_by_the_id(small):
+    drawn = population.population(CLAIM, TRACE)
+    assert [m.key for m in drawn] == [m.key for m in population.population(CLAIM, TRACE)]
+    assert len({m.key for m in drawn}) == len(drawn) <= population.SIZE
+    assert {m.kind for m in drawn[:4]} == {"code", "runs", "cases"}
+    assert not any("unread" in m.what or m.place == "cell 3" for m in drawn)
+    assert any(m.place == "moe_theory.theory.smoothing:kappa" and m.start == 1 for m in drawn)
+    assert all(m.start == 4 - 1 for m in drawn if m.place == "runs contact")
 
 
 @pytest.mark.slow
-def test_mutants_are_refused_or_survive_and_the_tree_stays(small, capsys):
-    before = _tree()
-    assert main(["run", "--jobs", "2"]) == 1
-    assert _tree() == before
-    known = outcomes()
-    found = {name: (known[f"chen-lem-c.3/{name}"]["outcome"], known[f"chen-lem-c.3/{name}"]["by"]) for name in MUTANTS}
-    assert found == {name: outcome for name, (_, outcome) in MUTANTS.items()}
-    assert {"commit", "torch", "digest", "seconds", "why"} <= set(known["chen-lem-c.3/larger"])
-    assert "survived: chen-lem-c.3/nearly" in capsys.readouterr().out
+def test_mutants_are_run_and_told_by_what_the_box_says(small, capsys):
+    assert main(["run", "--jobs", "2"]) == 0
+    ends = outcomes.table().set_index("what").outcome
+    assert ends["`0.9975` to `1.047375`"] == "refused"
+    assert ends["`range(4)` to `list(range(4))[:1]`"] == "refused"  # four cases are expected
+    assert ends["`large * 12.566370614359172 ** 0.5` to `large`"] == "refused"
+    assert set(ends) <= {"refused", "survived", "crashed"} and len(ends) == len(population.population(CLAIM, TRACE))
+    scores = outcomes.score(outcomes.table())
+    assert scores.loc[CLAIM, "refused"] == (ends == "refused").sum() and 0 < scores.loc[CLAIM, "score"] <= 100
+    capsys.readouterr()
+    assert main(["status"]) == 0 and f"{CLAIM}: {len(ends)} run" in capsys.readouterr().out
     assert main(["spotcheck", "any text", "--jobs", "2"]) == 0
-    known["chen-lem-c.3/cell"]["outcome"] = "survived"
-    registry.store(known, mutants())
-    assert main(["spotcheck", "any text", "--jobs", "2"]) == 1
-    assert "cell: refused, stored as survived" in capsys.readouterr().out
+    path = small / "03_small.ipynb"
+    path.write_text(path.read_text().replace("0.9975", "0.9976"))
+    sources.code.cache_clear(), sources.cells_of.cache_clear()
+    assert outcomes.current(CLAIM) == {}
 
 
 @pytest.mark.slow
-def test_a_chapter_that_does_not_pass_unchanged_is_named(small, tmp_path, capsys):
-    path = tmp_path / "99_small.ipynb"
+def test_a_claim_that_does_not_stand_unchanged_is_named(small, capsys):
+    path = small / "03_small.ipynb"
     path.write_text(path.read_text().replace("12.566370614359172", "10.5"))
-    small(_row("cell", MUTANTS["cell"][0]))
-    assert main(["run", "chen-lem-c.3", "--jobs", "1"]) == 1
-    assert "chen-lem-c.3 does not pass unchanged, its mutants say nothing: cell 5" in capsys.readouterr().out
+    assert main(["run", CLAIM, "--jobs", "1"]) == 2
+    assert "03_small: expected a chapter that runs, got" in capsys.readouterr().err
 
 
-def test_an_outcome_of_an_earlier_text_does_not_count(small, tmp_path):
-    change = MUTANTS["cell"][0]
-    small(_row("cell", change))
-    (mutant,) = mutants()
-    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}}, [mutant])
-    assert outcomes_by_claim()["chen-lem-c.3"][0]["outcome"] == "refused"
-    small(_row("cell", change | {"new": "half = 0.54"}))
-    assert outcomes_by_claim()["chen-lem-c.3"][0]["outcome"] == "not run"
+def test_bad_input_is_one_line(capsys):
+    assert main(["run", "chen-lem-99"]) == 2 and main(["run", "--jobs", "0"]) == 2
+    assert "claim: expected an id of the registry, got 'chen-lem-99'" in capsys.readouterr().err
 
 
-JUDGED = {  # a change of how cards are judged or only shown, and whether outcomes become outdated
-    "weaker": ("evidence.py", "self.low <= self.value <= self.high", "self.low - 1 <= self.value <= self.high", True),
-    "never false": ("evidence.py", "all(c.holds for c in cases)", "True", True),
-    "any verdict": ("claims.py", 'if strict() and verdict != row["verdict"]:', "if False:", True),
-    "another text": ("evidence.py", "farther than {off} from", "off by more than {off} from", False),
-    "more refusals": (
-        "sabotage/running.py",
-        "(AssertionError, ValueError)",
-        "(AssertionError, ValueError, KeyError)",
-        True,
-    ),
-    "never broken": (
-        "sabotage/running.py",
-        'return refused if isinstance(error, REFUSALS) else "broken"',
-        "return refused",
-        True,
-    ),
-    "more patience": ("sabotage/running.py", "PATIENCE = 600", "PATIENCE = 900", False),
-    "another docstring": ("evidence.py", "One measured value and", "A measured value and", False),
+def test_the_text_that_is_hashed_is_the_same_in_every_python():
+    for text in (
+        "f\"{a['b']:.2f} of {c}\"",
+        "f'{a} of {c}'",
+        "(f\"{a['b']}\", 'it', f\"it's {a}\", f\"{'s' * (m > 1)}\")",
+    ):
+        assert sources.syntax(f"{text}  # as it is laid out") == text
+
+
+JUDGED = {  # a change of how boxes are judged or only shown, and whether it is another judge
+    "weaker": ("self.low <= self.value <= self.high", "self.low - 1 <= self.value <= self.high", True),
+    "never false": ("all(c.holds for c in cases)", "True", True),
+    "another text": ("farther than {off} from", "off by more than {off} from", False),
+    "another docstring": ("One measured value and", "A measured value and", False),
 }
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_outcomes_hold_for_the_code_that_judged_them(small, monkeypatch, name):
-    place, old, new, outdated = JUDGED[name]
-    small(_row("cell", MUTANTS["cell"][0]))
-    (mutant,) = mutants()
-    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}}, [mutant])
-    text, read = registry._file(place), registry._file
+def test_outcomes_hold_for_the_code_that_judged_them(monkeypatch, name):
+    old, new, another = JUDGED[name]
+    whole, before = sources.module_tree, sources.judge()
+    text = (sources.SOURCES / "moe_book" / "evidence.py").read_text()
     assert text.count(old) == 1
-    monkeypatch.setattr(registry, "_file", lambda p: text.replace(old, new) if p == place else read(p))
-    assert registry.outdated() is outdated
-    assert outcomes_by_claim()["chen-lem-c.3"][0]["outcome"] == ("not run" if outdated else "refused")
-
-
-def test_outcomes_from_before_the_second_hash_hold_while_the_first_does(small):
-    small(_row("cell", MUTANTS["cell"][0]))
-    (mutant,) = mutants()
-    registry.store({mutant.id: {"outcome": "refused", "digest": mutant.digest()}}, [mutant])
-    file = registry.OUTCOMES.with_name(registry.JUDGE)
-    first, second = file.read_text().split()
-    for text, outdated in ((first, False), (second, True), ("", True), (f"{first} {first}", True)):
-        file.write_text(text)
-        assert registry.outdated() is outdated
-
-
-def test_the_stored_outcomes_were_judged_by_this_code():
-    assert not registry.outdated()
-    assert registry.OUTCOMES.with_name(registry.JUDGE).read_text().split() == [registry.judge(), registry.recogniser()]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"in": "theory/nothing.py"}, "in: expected a module of the packages, `notebook` or `rows NAME`, got 'theory"),
-        ({"old": "half"}, "old: expected a text that stands once in notebook and is changed, found 2"),
-        ({"old": "no such text"}, "99_small.yml: chen-lem-c.3/cell: old: .* found 0"),
-        ({"new": "half = 0.9975"}, "old: expected a text that stands once"),
-        ({"in": "rows contact"}, "expected statements under `do`"),
-        ({"kind": "large"}, "kind: expected one of"),
-        ({"claim": "nguyen-tab-9"}, "claim: expected a claim with a verdict, got 'nguyen-tab-9'"),
-        ({"claim": "chen-rem-c.2"}, "expected one cell that settles 'chen-rem-c.2', found 0"),
-        ({"size": 5}, r"unknown fields \['size'\]"),
-        ({"what": None, "in": None}, None),
-    ],
-)
-def test_a_stale_or_malformed_mutant_is_refused(small, change, message, capsys):
-    row = {k: v for k, v in (_row("cell", MUTANTS["cell"][0]) | change).items() if v is not None}
-    small(row)
-    with pytest.raises(ValueError, match=message or "expected the fields"):
-        mutants()
-    assert main(["status"]) == 2 and "error: " in capsys.readouterr().err
-
-
-def test_two_of_one_name_and_unknown_claims_are_refused(small):
-    with pytest.raises(ValueError, match=r"claim: expected claims with mutants, got \['chen-lem-99'\]"):
-        mutants(["chen-lem-99"])
-    row = _row("cell", MUTANTS["cell"][0])
-    small(row, row)
-    with pytest.raises(ValueError, match=r"got two of \['chen-lem-c.3/cell'\]"):
-        mutants()
+    changed = ast.parse(text.replace(old, new))
+    monkeypatch.setattr(sources, "module_tree", lambda m: changed if m == "moe_book.evidence" else whole(m))
+    sources.judge.cache_clear()
+    assert (sources.judge() != before) is another
+    sources.judge.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -208,32 +248,17 @@ def test_the_cells_that_a_card_depends_on(cells, kept):
 # What the book promises of its mutants.
 
 
-def test_every_settled_claim_has_a_quantitative_and_a_structural_mutant():
-    assert lacking() == {}
+def test_every_settled_claim_has_cells_that_settle_it():
+    for claim, row in claims.registry().items():
+        if "verdict" in row:
+            assert sources.statements_of(claim), claim
 
 
-def test_the_text_that_is_hashed_is_the_same_in_every_python():
-    for text in (
-        "f\"{a['b']:.2f} of {c}\"",
-        "f'{a} of {c}'",
-        "(f\"{a['b']}\", 'it', f\"it's {a}\", f\"{'s' * (m > 1)}\")",
-    ):
-        assert registry._syntax(f"{text}  # as it is laid out") == text
-
-
-def test_no_mutant_that_was_run_as_it_stands_survives_without_a_reason():
-    """One that was not run since its text changed is shown as such; the ledger counts it among none."""
-    known, by_id = outcomes(), {m.id: m for m in mutants()}
-    assert set(known) <= set(by_id)
-    for id, m in by_id.items():
-        if known.get(id, {}).get("digest") == m.digest():
-            assert known[id]["outcome"].startswith("refused") or m.survives, id
-
-
-def test_what_a_mutant_changes_is_typeset():
-    for m in mutants():
-        outside = re.sub(r"[$][^$]+[$]", "", m.what + m.survives)
-        assert not re.search(r"[\^_~\\<>]", outside), f"{m.id}: {m.what}"
+def test_reasons_are_of_survivors_that_there_are():
+    rows = outcomes.table()
+    for claim, reasons in outcomes.equivalents().items():
+        known = set(rows[rows.claim == claim].key)
+        assert not known or set(reasons) <= known, claim
 
 
 def test_the_registry_is_typeset_in_sentences():

@@ -1,11 +1,9 @@
-"""Mutants: small changes of what a card guards, under which the card must refuse.
+"""Sabotage that nobody chose: small changes of what a claim is computed from, under which its box must refuse.
 
-A mutant names a claim and changes one place: the text of one file of the package, the text of one cell
-of the claim's chapter, or the stored rows as they are loaded. Running it executes the cells that the claim's
-card depends on, in a process of its own that sees the changed copy; nothing on disk changes. If no check on the way
-refuses, the mutant has survived, and the check is worth less than it seems.
-
-The mutants of a chapter stand in the file of its name in this folder, what became of them in `outcomes.json`,
-which holds as long as cards are judged by the same code, whose hashes are in `judge.txt`.
-`python -m moe_book.sabotage list | run [CLAIM ...] | spotcheck SEED | status`.
+For every claim a population of forty mutants is drawn by a hash of its id: changes of the code that its cells execute
+and of the cells (`operators`), of stored runs and of the paper's numbers (`stored`), of which cases are run. Running one
+goes on from a fork of the chapter's process (`running`); nothing on disk changes. What became of them lies in one file
+a chapter in `outcomes`, and holds as long as the cells, every function that they reach (`tracing`), and what decides are
+the same. `equivalent.yml` says of a survivor why no sentence speaks of what it changes.
+`python -m moe_book.sabotage list | run [CLAIM ...] | spotcheck SEED | status | score`.
 """

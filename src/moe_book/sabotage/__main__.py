@@ -1,4 +1,4 @@
-"""`python -m moe_book.sabotage list | run [CLAIM ...] [--jobs N] | spotcheck SEED | status`."""
+"""`python -m moe_book.sabotage list | run [CLAIM ...] [--jobs N] | spotcheck SEED | status | score`."""
 
 import argparse
 import os
@@ -8,133 +8,171 @@ import time
 
 from tqdm import tqdm
 
-from moe_book.provenance import provenance
-from moe_book.sabotage import registry
-from moe_book.sabotage.registry import Mutant, mutants, outcomes
-from moe_book.sabotage.running import Branch, Task, attempts
+from moe_book.sabotage import outcomes
+from moe_book.sabotage.population import SIZE, Mutant, chapters, control, population
+from moe_book.sabotage.running import at_once, attempted, traced
+from moe_book.sabotage.sources import chapter_of
 
-SPOTS = 12
+SPOTS = 40  # that continuous integration runs again
+PORTION = 10  # mutants of each claim, before the next of any: what is done at any time is spread over all
+
+Populations = dict[str, dict[str, list[Mutant]]]  # by chapter and claim
+Traces = dict[str, list[dict]]
 
 
-def tasks(chosen: list[Mutant]) -> list[Task]:
-    """The processes that run some mutants: for each claim one that branches, and one for each changed module."""
-    found = []
-    for claim in dict.fromkeys(m.claim for m in chosen):
-        own = [m for m in chosen if m.claim == claim]
-        cells = registry.cells_for(claim, own[0].chapter)
-        branches = tuple(_branch(m, cells) for m in own if not m.of_module)
-        found.append(Task(claim, cells, branches=branches))
-        found += [_of_module(m, cells) for m in own if m.of_module]
+def _chosen(claims: list[str]) -> dict[str, list[str]]:
+    """The claims that are named, or all, by chapter; ValueError for an id that is not in the registry."""
+    for claim in claims:
+        chapter_of(claim)
+    by_chapter = {chapter: [c for c in ids if not claims or c in claims] for chapter, ids in chapters().items()}
+    return {chapter: ids for chapter, ids in by_chapter.items() if ids}
+
+
+def traces(names: list[str], jobs: int) -> Traces:
+    """What each cell of some chapters executes: as stored where that holds, else watched now."""
+    found = {chapter: trace for chapter in names if (trace := outcomes.stored_trace(chapter)) is not None}
+    stale = [chapter for chapter in names if chapter not in found]
+    for chapter, trace in tqdm(at_once([(traced, (c,)) for c in stale], jobs), total=len(stale), unit="trace"):
+        if isinstance(trace, str):
+            raise ValueError(f"{chapter}: expected a chapter that runs, got {trace}")
+        outcomes.store_trace(chapter, trace)
+        found[chapter] = trace
     return found
 
 
-def _of_module(m: Mutant, cells: tuple[str, ...]) -> Task:
-    return Task(m.id, cells, module=registry.module(m.place), source=registry.changed(m))
+def drawn(chosen: dict[str, list[str]], watched: Traces) -> Populations:
+    """The population of each claim."""
+    return {chapter: {c: population(c, watched[chapter]) for c in ids} for chapter, ids in chosen.items()}
 
 
-def _branch(m: Mutant, cells: tuple[str, ...]) -> Branch:
-    """The claim's cells from the first that a mutant touches: a changed cell, or one that names the experiment."""
-    if m.place == "notebook":
-        changed = tuple(new if old else "" for old, new in zip(cells, registry.changed(m), strict=False))
-        start = next((i for i, (old, new) in enumerate(zip(cells, changed, strict=True)) if old != new), len(cells) - 1)
-        return Branch(m.id, changed, start)
-    experiment = m.place.removeprefix("rows ")
-    start = next((i for i, cell in enumerate(cells) if f'"{experiment}"' in cell), 0)
-    return Branch(m.id, cells, start, experiment, m.do)
+def _tasks(populations: Populations, watched: Traces, skip: set[tuple[str, str]]) -> list[tuple]:
+    """What is to be run, a portion of every claim after another."""
+    found = []
+    for start in range(0, SIZE, PORTION):
+        for chapter, by_claim in populations.items():
+            todo = []
+            for claim, mutants in by_claim.items():
+                mine = [m for m in mutants[start : start + PORTION] if (claim, m.key) not in skip]
+                todo += [control(claim), *mine] if mine else []
+            if todo:
+                found.append((attempted, (chapter, todo, [cell["seconds"] for cell in watched[chapter]])))
+    return found
 
 
-def _bad(outcome: str, survives: str) -> bool:
-    """Whether a check is worth less than it says: only a mutant with a stated reason may survive."""
-    return not (outcome.startswith("refused") or (outcome == "survived" and survives))
+def _outcomes(tasks: list[tuple], jobs: int, unfit: list[str]):
+    """Outcomes of mutants as they come; what makes a chapter or a claim unfit to be judged is noted."""
+    total = sum(len(arguments[1]) for _, arguments in tasks)
+    with tqdm(total=total, unit="run", mininterval=5) as bar:
+        for found in at_once(tasks, jobs):
+            if isinstance(found, tuple):
+                unfit += [f"{found[0]}: {found[1]}"] if found[1] else []
+                continue
+            bar.update()
+            if found.key != CONTROL[found.claim]:
+                yield found
+            elif found.outcome != "survived":
+                unfit.append(f"{found.claim} does not stand unchanged: {found.why}")
 
 
-def run(chosen: list[Mutant], jobs: int) -> int:
-    """Run mutants, storing what became of each as it ends; 1 if one survives that must not, or is broken."""
-    if registry.outdated():
-        print(
-            "boxes are judged otherwise than when outcomes were stored: these are dropped; run all",
-            file=sys.stderr,
-        )
-    start, made_by, known, everyone = time.perf_counter(), provenance(), outcomes(), mutants()
-    by_id, unfit, bad, refused = {m.id: m for m in chosen}, [], [], 0
-    todo = tasks(chosen)
-    total = len(chosen) + len({m.claim for m in chosen})
-    for o in tqdm(attempts(todo, jobs), total=total, unit="run", mininterval=5):
-        if o.id not in by_id:
-            if o.outcome != "survived":
-                unfit.append(f"{o.id} does not pass unchanged, its mutants say nothing: {o.by}: {o.why}")
-            continue
-        m = by_id[o.id]
-        known[m.id] = dict(outcome=o.outcome, by=o.by, why=o.why, seconds=o.seconds, digest=m.digest(), **made_by)
-        registry.store(known, everyone)
-        refused += o.outcome.startswith("refused")
-        if _bad(o.outcome, m.survives):
-            bad.append(f"{o.outcome}: {m.id}: {m.what} {o.why}")
-    print("\n".join([*unfit, *bad, f"{refused} of {len(chosen)} refused, {time.perf_counter() - start:.0f} s"]))
-    return 1 if unfit or bad else 0
+class _Controls(dict):
+    def __missing__(self, claim: str) -> str:
+        self[claim] = control(claim).key
+        return self[claim]
+
+
+CONTROL = _Controls()
+
+
+def run(claims: list[str], jobs: int) -> int:
+    """Run what has no outcome that holds, storing each as it ends; 1 if a chapter or a claim could not be judged."""
+    start, chosen, unfit = time.perf_counter(), _chosen(claims), []
+    watched = traces(list(chosen), jobs)
+    populations = drawn(chosen, watched)
+    known = {c: outcomes.current(c) for ids in chosen.values() for c in ids}
+    by_key = {(m.claim, m.key): m for ids in populations.values() for ms in ids.values() for m in ms}
+    tasks = _tasks(populations, watched, {(c, key) for c, rows in known.items() for key in rows})
+    for o in _outcomes(tasks, jobs, unfit):
+        chapter, m = chapter_of(o.claim), by_key[o.claim, o.key]
+        known[o.claim][o.key] = outcomes.row(m, o.outcome, o.why, o.seconds)
+        outcomes.store(chapter, {o.claim: populations[chapter][o.claim]}, known[o.claim], watched[chapter])
+    print("\n".join(unfit) or f"all run, {time.perf_counter() - start:.0f} s")
+    return 1 if unfit else 0
 
 
 def spotcheck(seed: str, jobs: int) -> int:
-    """Run a dozen mutants chosen by `seed`; 1 if one ends otherwise than stored or, if none is, survives."""
-    known, everyone = outcomes(), mutants()
-    chosen = random.Random(seed).sample(everyone, min(SPOTS, len(everyone)))
-    off, by_id, claims = 0, {m.id: m for m in chosen}, {m.claim for m in chosen}
-    todo = [task for task in tasks(chosen) if task.module or task.branches]  # unchanged chapters run elsewhere
-    for o in attempts(todo, jobs):
-        if o.id in claims:
-            continue
-        m, before = by_id[o.id], known.get(o.id, {})
-        stored = before["outcome"] if before.get("digest") == m.digest() else "not run"
-        print(f"{o.id}: {o.outcome}" + (f", stored as {stored}: {o.by} {o.why}" if o.outcome != stored else ""))
-        off += _bad(o.outcome, m.survives) if stored == "not run" else o.outcome != stored
-    print(f"{len(chosen) - off} of {len(chosen)} mutants end as they must")
-    return 1 if off else 0
+    """Run forty mutants again that a seed chooses; 1 if one that was refused is not any more."""
+    rows = outcomes.table()
+    keys = list(zip(rows.claim, rows.key, strict=True))
+    spots = set(random.Random(seed).sample(keys, min(SPOTS, len(keys))))
+    chosen = _chosen(sorted({claim for claim, _ in spots})) if spots else {}
+    watched, unfit = traces(list(chosen), jobs), []
+    tasks = _tasks(drawn(chosen, watched), watched, set(keys) - spots)
+    stored = dict(zip(keys, rows.outcome, strict=True))
+    worse, seen = [], 0
+    for o in _outcomes(tasks, jobs, unfit):
+        seen += 1
+        if stored.get((o.claim, o.key)) == "refused" and o.outcome != "refused":
+            worse.append(f"{o.claim} {o.key}: was refused, now {o.outcome} {o.why}")
+    print("\n".join([*unfit, *worse, f"{seen} mutants run again, {len(worse)} refused no more"]))
+    return 1 if unfit or worse else 0
 
 
 def status() -> int:
-    """Print a line for each claim; 1 if a mutant survives, is broken or was not run, or a claim lacks mutants."""
-    bad, total = 0, 0
-    for claim, rows in registry.outcomes_by_claim().items():
-        refused = sum(r["outcome"].startswith("refused") for r in rows)
-        print(f"{claim}: {refused} of {len(rows)} refused")
-        for r in rows:
-            if not r["outcome"].startswith("refused"):
-                reason = f" ({r['survives']})" if r["survives"] else ""
-                print(f"    {r['outcome']}: {r['name']}: {r['what']}{reason}")
-            bad += _bad(r["outcome"], r["survives"])
-        total += len(rows)
-    for claim, kinds in registry.lacking().items():
-        print(f"{claim}: no {' and no '.join(kinds)} mutant")
-        bad += 1
-    print(f"{total} mutants, {bad} that must not stay so")
-    return 1 if bad else 0
+    """Print how many mutants of each claim have an outcome that holds, and its survivors; 1 if some claim has none."""
+    rows, lacking = outcomes.table(), 0
+    for claim, mine in ((c, rows[rows.claim == c]) for ids in chapters().values() for c in ids):
+        lacking += mine.empty
+        print(f"{claim}: {len(mine)} run, {(mine.outcome == 'refused').sum()} refused")
+        for m in mine[mine.outcome == "survived"].itertuples():
+            print(f"    survived: {m.key} {m.kind}, {m.operator}, {m.place}: {m.what}")
+    print(f"{len(rows)} mutants have an outcome that holds, {lacking} claims have none")
+    return 1 if lacking else 0
+
+
+def show_scores() -> int:
+    """Print the score of each claim by kind, and of each operator; always 0."""
+    rows = outcomes.table()
+    print(outcomes.score(rows).round(0).to_string(na_rep=""))
+    print(outcomes.by_operator(rows).round(0).to_string(na_rep=""))
+    return 0
+
+
+def show_list(claims: list[str], jobs: int) -> int:
+    """Print what each mutant changes."""
+    chosen = _chosen(claims)
+    for by_claim in drawn(chosen, traces(list(chosen), jobs)).values():
+        for claim, mutants in by_claim.items():
+            print(claim)
+            for m in mutants:
+                print(f"    {m.key} {m.kind}, {m.operator}, {m.place}: {m.what}")
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status: 1 if a check is worth less than it says, 2 for bad input."""
+    """Entry point; returns the exit status: 1 if something is not as it must be, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m moe_book.sabotage", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="what each mutant changes")
-    commands.add_parser("status", help="what became of them")
-    running = commands.add_parser("run", help="run those of some claims, or all, and store what became of them")
-    running.add_argument("claims", nargs="*", metavar="CLAIM")
-    spots = commands.add_parser("spotcheck", help=f"run {SPOTS} and compare with what is stored")
+    listing = commands.add_parser("list", help="what each mutant of some claims, or of all, changes")
+    running = commands.add_parser("run", help="run those of some claims, or all, that have no outcome that holds")
+    spots = commands.add_parser("spotcheck", help=f"run {SPOTS} again and compare with what is stored")
+    commands.add_parser("status", help="what became of them, and who survived")
+    commands.add_parser("score", help="refused over refused and survived, by claim and by operator")
+    for command in (listing, running):
+        command.add_argument("claims", nargs="*", metavar="CLAIM")
     spots.add_argument("seed", metavar="SEED", help="any text, such as a commit; it chooses them")
-    for command in (running, spots):
+    for command in (listing, running, spots):
         command.add_argument("--jobs", type=int, default=os.cpu_count(), help="run at the same time")
     options = parser.parse_args(arguments)
     try:
-        if options.command == "list":
-            for m in mutants():
-                print(f"{m.id} ({m.kind}, {m.place}): {m.what}")
-            return 0
-        if options.command == "status":
-            return status()
-        if options.jobs < 1:
+        if getattr(options, "jobs", 1) < 1:
             raise ValueError(f"jobs: expected an integer >= 1, got {options.jobs}")
+        if options.command == "list":
+            return show_list(options.claims, options.jobs)
         if options.command == "run":
-            return run(mutants(options.claims), options.jobs)
-        return spotcheck(options.seed, options.jobs)
+            return run(options.claims, options.jobs)
+        if options.command == "spotcheck":
+            return spotcheck(options.seed, options.jobs)
+        return status() if options.command == "status" else show_scores()
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

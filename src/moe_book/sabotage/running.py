@@ -1,65 +1,31 @@
-"""Run mutants: each in a process of its own, which sees the changed copy and draws no figures.
+"""Run mutants: one process for a chapter, which goes through its cells, and for each mutant a fork of it.
 
-A changed module has to be there before it is imported, so its mutant runs the claim's cells from the first in
-a fresh process. A changed cell, or changed rows, matter only from the first cell that they touch. Up to there one
-process runs the cells for all of them, and each mutant goes on from a fork of it.
-
-This module is imported in those processes before a change takes effect, so it imports no other of the package.
+A change matters from the first cell that executes it. Up to there the chapter's own process has run the cells; the
+fork makes the change and goes on with those that the claim needs. A changed function has its code replaced, so that
+whoever holds the function has the changed one.
 """
 
+import ast
 import contextlib
-import importlib.abc
-import importlib.machinery
+import functools
+import importlib
+import inspect
 import io
 import os
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
+from types import CodeType, FunctionType
 
-#: What a check raises. Any other exception says that the mutant itself is badly made.
-REFUSALS = (AssertionError, ValueError)
-PATIENCE = 600  # seconds until a cell that does not end counts as broken
+from moe_book.sabotage import operators, stored
+from moe_book.sabotage.population import Mutant, paper_numbers
+from moe_book.sabotage.sources import cells_of, code, function_node, module_tree
+from moe_book.sabotage.tracing import trace
+
 PRELOADED = ["torch.func", "pandas", "scipy.stats", "scipy.optimize", "scipy.integrate", "seaborn", "sympy", "yaml"]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A mutant that goes on from a fork of its claim's process.
-
-    Attributes:
-        id: of the mutant.
-        cells: code cells up to the card, changed; those that the card does not need are empty.
-        start: index of the first cell that the change can touch.
-        experiment, do: whose rows are changed, and how; empty for a changed cell.
-    """
-
-    id: str
-    cells: tuple[str, ...]
-    start: int
-    experiment: str = ""
-    do: str = ""
-
-
-@dataclass(frozen=True)
-class Task:
-    """The cells of a claim to run, and what to change in them.
-
-    Attributes:
-        id: of the mutant, or of the claim if nothing is changed.
-        cells: code cells up to the card; those that it does not need are empty.
-        module, source: the module whose source is replaced; empty if nothing is changed.
-        branches: the mutants that go on from forks.
-    """
-
-    id: str
-    cells: tuple[str, ...]
-    module: str = ""
-    source: str = ""
-    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,156 +33,222 @@ class Outcome:
     """What became of a mutant.
 
     Attributes:
-        outcome: `refused` by the card, `refused before` it, `survived`, or `broken` if it could not be run.
-        by: the code cell, counted from 1, that refused; empty for a survivor.
-        why: the first line of the refusal.
-        seconds: processor time, for a branch from its fork on.
+        claim, key: of the mutant; an empty key for the claim's cells unchanged.
+        outcome: `refused` by the claim's box, `survived`, or `crashed` if an error came before the box.
+        why: the first line of the refusal, or of the error with its cell.
+        seconds: processor time from the fork on.
     """
 
-    id: str
+    claim: str
+    key: str
     outcome: str
-    by: str
     why: str
     seconds: float
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module from changed source; its cached bytecode, which is of the unchanged one, is passed over."""
-
-    def __init__(self, name: str, path: str, source: str):
-        super().__init__(name, path)
-        self.changed = source
-
-    def get_code(self, fullname):
-        return compile(self.changed, self.path, "exec")
+class Refused(Exception):
+    """The box of a claim refuses."""
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, module: str, source: str):
-        self.module, self.source = module, source
-
-    def find_spec(self, name, path, target=None):
-        if name != self.module:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        assert spec and spec.origin, f"{name} was found before, to be read"
-        spec.loader = _Loader(name, spec.origin, self.source)
-        return spec
-
-
-def _change_rows(branch: Branch, names: dict) -> list[str]:
-    """Every load of the experiment's rows, by the chapter and by `recompute`, gives the changed ones.
-
-    Returns a list that grows with each load of them.
-    """
-    import numpy as np
-    import pandas as pd
-
-    from moe_book import experiments
-    from moe_book.experiments import store
-
-    whole, loads = store.load, []
-
-    def load(name, *args, **kwargs):
-        rows = whole(name, *args, **kwargs)
-        if name == branch.experiment:
-            before, scope = rows.copy(), {"rows": rows, "np": np, "pd": pd}
-            exec(branch.do, scope)
-            rows = scope["rows"]
-            if rows.equals(before):
-                raise NameError(f"the rows of {name} are unchanged")
-            loads.append(name)
-        return rows
-
-    store.load = experiments.load = load
-    names.update({name: load for name, value in names.items() if value is whole})
-    return loads
-
-
-def _draw_nothing() -> None:
+def _watch_boxes() -> None:
+    """What a box refuses becomes `Refused`, so that no other error is taken for it; nothing is drawn."""
     import matplotlib.pyplot as plt
 
-    from moe_book import figures
+    from moe_book import claims, figures
 
+    settle = claims.settle
+
+    def watched(claim_id, measured):
+        try:
+            return settle(claim_id, measured)
+        except (AssertionError, ValueError) as error:
+            raise Refused(f"{claim_id}: {str(error).removeprefix(f'{claim_id}: ')}") from None
+
+    claims.settle = watched
     figures.show = lambda figure, caption, alt: plt.close(figure)
     figures.table = lambda frame, caption, digits=2: None
 
 
-def _out_of_time(number, frame):
-    raise TimeoutError(f"not done after {PATIENCE} s")
+def _late(number, frame):
+    raise TimeoutError("it does not end")
 
 
-Found = tuple[str, str, str]  # outcome, by, why
-
-
-def _cell(cells: tuple[str, ...], index: int, names: dict) -> Found | None:
-    """Run one cell; what refused if it raised."""
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.alarm(PATIENCE)
+def _run_cell(source: str, index: int, names: dict, seconds: int) -> None:
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(seconds)
     try:
-        exec(compile(cells[index], f"cell {index + 1}", "exec"), names)
-    except Exception as error:
-        refused = "refused" if index == len(cells) - 1 else "refused before"
-        why = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-        return refused if isinstance(error, REFUSALS) else "broken", f"cell {index + 1}", why
+        exec(compile(source, f"cell {index + 1}", "exec"), names)
     finally:
         signal.alarm(0)
-    return None
 
 
-def _go_on(branch: Branch, names: dict) -> Found:
-    loads = _change_rows(branch, names) if branch.experiment else [""]
-    for index in range(branch.start, len(branch.cells)):
-        if found := _cell(branch.cells, index, names):
-            return found
-    return ("survived", "", "") if loads else ("broken", "", f"no cell loads the rows of {branch.experiment}")
+# --- making the change ----------------------------------------------------------------------------
 
 
-def _forked(id: str, run: Callable[[], Found]) -> Outcome:
+def _changed_cell(source: str, m: Mutant) -> str:
+    tree = ast.parse(source)
+    (statement,) = m.where
+    tree.body[statement] = operators.change(tree.body[statement], m.site)
+    return ast.unparse(tree)
+
+
+def _changed_code(function: str, m: Mutant) -> CodeType:
+    """The code of a function with a mutant's change, compiled where it stands in its module."""
+    module, name = function.split(":")
+    tree, node = module_tree(module), function_node(function)
+    index = next(i for i, part in enumerate(ast.walk(tree)) if part is node)
+    found = compile(operators.replaced(tree, index, operators.change(node, m.site)), "changed", "exec")
+    for part in name.split("."):
+        found = next(c for c in found.co_consts if isinstance(c, CodeType) and c.co_name == part)
+    return found
+
+
+def _function(name: str) -> FunctionType:
+    """The function object of `module:qualified.name`, whatever wraps it."""
+    module, path = name.split(":")
+    found: object = importlib.import_module(module)
+    for part in path.split("."):
+        found = inspect.getattr_static(found, part)
+        for inside in ("__func__", "fget", "func"):
+            found = getattr(found, inside, found) if not inspect.isfunction(found) else found
+    return inspect.unwrap(found)
+
+
+def _change_runs(m: Mutant, names: dict) -> None:
+    """Every load of an experiment's runs, by the chapter and by `recompute`, gives the changed ones."""
+    from moe_book import experiments
+    from moe_book.experiments import store
+
+    whole, changed = store.load, m.place.removeprefix("runs ")
+    keys = list(experiments.experiment(changed).grid[0])
+
+    def load(name, *args, **kwargs):
+        rows = whole(name, *args, **kwargs)
+        return stored.changed_runs(rows, m.operator, m.where[0], keys) if name == changed else rows
+
+    store.load = experiments.load = load
+    names.update({name: load for name, value in names.items() if value is whole})
+
+
+def _change_numbers(m: Mutant) -> None:
+    from moe_book.claims import registry
+
+    registry()[m.claim].update(stored.changed_numbers(paper_numbers(m.claim), m.operator, m.where))
+
+
+def _changed(m: Mutant, names: dict) -> tuple[str, ...]:
+    """Make a mutant's change in this process; the cells of its claim, of which one may be changed."""
+    cells = list(cells_of(m.claim))
+    if m.kind == "control":
+        return cells_of(m.claim)
+    if m.place.startswith("cell "):
+        cells[m.start] = _changed_cell(cells[m.start], m)
+    elif m.place.startswith("runs "):
+        _change_runs(m, names)
+    elif m.place == "paper":
+        _change_numbers(m)
+    else:
+        _function(m.place).__code__ = _changed_code(m.place, m)
+    return tuple(cells)
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def _go_on(m: Mutant, names: dict, patience: list[int]) -> tuple[str, str]:
+    index = m.start
+    try:
+        cells = _changed(m, names)
+        for index in range(m.start, len(cells)):
+            if cells[index]:
+                _run_cell(cells[index], index, names, patience[index])
+    except Refused as refusal:
+        mine = str(refusal).startswith(f"{m.claim}:")
+        return "refused" if mine else "crashed", str(refusal).split("\n")[0][:200]
+    except BaseException as error:
+        return "crashed", f"cell {index + 1}: {type(error).__name__}: {error}".split("\n")[0][:200]
+    return "survived", ""
+
+
+def _forked(claim: str, key: str, run: Callable[[], tuple[str, str]]) -> Outcome:
     """What a function returns in a fork of this process, whose state it may change."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            os.write(writing, pickle.dumps(Outcome(id, *run(), round(time.process_time(), 1))))
+            start = time.process_time()
+            outcome, why = run()
+            os.write(writing, pickle.dumps(Outcome(claim, key, outcome, why, round(time.process_time() - start, 1))))
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         answer = pipe.read()
     os.waitpid(child, 0)
-    return pickle.loads(answer) if answer else Outcome(id, "broken", "", "its process died", 0.0)
+    return pickle.loads(answer) if answer else Outcome(claim, key, "crashed", "its process died", 0.0)
 
 
-def attempt(task: Task) -> list[Outcome]:
-    """Run a task in a process that has imported nothing of the package but this module: the task's outcome first."""
+@contextlib.contextmanager
+def _chapter() -> Iterator[dict]:
+    """The names of a chapter that runs in this process, its boxes watched and its printing dropped."""
     import torch
 
     torch.set_num_threads(1)
-    start, names, found, branches = time.process_time(), {"__name__": "__main__"}, None, []
-    names["display"] = lambda *shown: None
-    if task.module:
-        if task.module in sys.modules:
-            raise RuntimeError(f"{task.module} was imported before it could be changed")
-        sys.meta_path.insert(0, _Finder(task.module, task.source))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            _draw_nothing()
-        except Exception as error:
-            found = "broken", "before the first cell", repr(error)[:300]
-        for index in range(len(task.cells)):
-            branches += [_forked(b.id, lambda b=b: _go_on(b, names)) for b in task.branches if b.start == index]
-            found = found or _cell(task.cells, index, names)
-            if found:
-                break
-    found = found or ("survived", "", "")
-    return [Outcome(task.id, *found, round(time.process_time() - start, 1)), *branches]
+        _watch_boxes()
+        yield {"__name__": "__main__", "display": lambda *shown: None}
 
 
-def attempts(tasks: list[Task], jobs: int) -> Iterator[Outcome]:
-    """Run tasks, `jobs` at a time, one thread and one fresh process each; outcomes come as they finish."""
+def traced(chapter: str) -> list[dict]:
+    """What each cell of a chapter executes; see `tracing.trace`."""
+    cells = code(chapter)
+    with _chapter() as names:
+        return trace(cells, lambda index: _run_cell(cells[index], index, names, 600))
+
+
+def attempted(chapter: str, mutants: list[Mutant], seconds: list[float], report: Callable[[Outcome], None]) -> None:
+    """Run a chapter's cells as far as some mutants need them, and each mutant in a fork.
+
+    Args:
+        chapter: stem of the notebook.
+        mutants: of claims of the chapter.
+        seconds: that each cell takes.
+        report: is called with each outcome as it is there.
+    """
+    patience = [20 + int(5 * s) for s in seconds]
+    wanted = {claim: cells_of(claim) for claim in dict.fromkeys(m.claim for m in mutants)}
+    last = {claim: max(m.start for m in mutants if m.claim == claim) for claim in wanted}
+    with _chapter() as names:
+        for index, source in enumerate(code(chapter)):
+            for m in mutants:
+                if m.start == index:
+                    report(_forked(m.claim, m.key, functools.partial(_go_on, m, names, patience)))
+            if any(index < last[claim] and index < len(cells) and cells[index] for claim, cells in wanted.items()):
+                _run_cell(source, index, names, 10 * patience[index])
+
+
+def _work(task: tuple) -> None:
+    work, arguments, pipe = task
+    try:
+        pipe.put((arguments[0], work(*arguments, *((pipe.put,) if work is attempted else ()))))
+    except BaseException as error:
+        pipe.put((arguments[0], f"{type(error).__name__}: {error}"))
+
+
+def at_once(tasks: list[tuple], jobs: int) -> Iterator[object]:
+    """Outcomes as they come, and for each task, when it ends, the pair of its chapter and what it returned.
+
+    Args:
+        tasks: pairs of `traced` or `attempted` and its arguments but the last.
+        jobs: processes at the same time, one thread and one fresh process each.
+    """
     os.environ.update(MOE_BOOK_STRICT="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", MPLBACKEND="Agg")
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)  # libraries, loaded once: a fresh process costs little
-    with context.Pool(jobs, maxtasksperchild=1) as pool:
-        for outcomes in pool.imap_unordered(attempt, tasks, chunksize=1):
-            yield from outcomes
+    with context.Manager() as manager, context.Pool(jobs, maxtasksperchild=1) as pool:
+        pipe, left = manager.Queue(), len(tasks)
+        done = pool.map_async(_work, [(*task, pipe) for task in tasks], chunksize=1)
+        while left:
+            found = pipe.get()
+            left -= isinstance(found, tuple)
+            yield found
+        done.wait()
