@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: book test unit slow chapters rendered outputs mutants seeds pdf site bench lint clean help
+.PHONY: book test unit slow chapters rendered outputs sabotage seeds pdf site bench lint clean help
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -41,8 +41,8 @@ rendered: book  ## tests of the rendered and of the published book
 outputs: $(READY)  ## execute what changed and store its outputs in the tree, for committing; CHAPTER="03 07" for some only
 	@$(BIN)/python -m moe_book.build --store $(addprefix --chapter ,$(CHAPTER))
 
-mutants: $(READY)  ## run every mutant of every card, store what became of them; fails if one survives
-	@$(BIN)/python -m moe_book.sabotage run
+sabotage: $(READY)  ## run the generated mutants that have no outcome that holds, and store what became of them; resumable
+	@$(BIN)/python -m moe_book.sabotage run && $(BIN)/python -m moe_book.sabotage score
 
 seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
 	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919)

@@ -26,7 +26,7 @@ from moe_book import api, claims, pages
 from moe_book.decisions import decisions
 from moe_book.experiments.catalogue import entries
 from moe_book.glue import glued, put_in
-from moe_book.sabotage.registry import mutants, outcomes_by_claim
+from moe_book.sabotage.outcomes import by_claim, equivalents
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
@@ -44,7 +44,7 @@ def chapters() -> list[Path]:
 
 def check_registries() -> None:
     """Read every registry, before anything is executed; ValueError names the file and the row of a slip."""
-    for read in (claims.registry, entries, decisions, mutants):
+    for read in (claims.registry, entries, decisions, equivalents):
         read()
 
 
@@ -220,7 +220,7 @@ def _put(path: Path, data: bytes) -> None:
 
 def stage(source: Path, config: str) -> dict:
     """Lay out everything Sphinx reads, generated pages included; returns the ledger."""
-    ledger = claims.collect((EXECUTED / n.name for n in chapters()), outcomes_by_claim())
+    ledger = claims.collect((EXECUTED / n.name for n in chapters()), by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
     boxes = pages.boxes(EXECUTED / n.name for n in chapters())
     numbers = glued(EXECUTED / n.name for n in chapters())

@@ -6,6 +6,7 @@ Every number in them is the ledger's or a chapter's, but for the sentences of th
 import base64
 import io
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -23,23 +24,25 @@ from moe_book import graph as claim_graph
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in
-from moe_book.typeset import typeset
+from moe_book.typeset import formulas, typeset
 
 #: What the front page says first: a claim, and what the book found about it.
 FINDINGS = {
-    "book-ceiling-tight": "Where label signals and distractors are alike in strength, no single expert that adds up "
-    "its patches, of whatever size, is right more often than $87.5\\,\\%$; the book builds one that reaches it.",
-    "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, $\\kappa$ being the largest value of "
-    "the noise's density, for any number $M$ of experts; the paper has $\\kappa M^2$, for sixteen experts 128 times as "
-    "much.",
-    "chen-tab-11": "A training that fails may only be too short. Thirty-two experts trained by plain gradient descent, "
-    "without a balancing loss, solve the patch task in ten runs of ten, once the step size lets training take off in "
-    "time. This is the algorithm as printed; the released code failed at the step sizes that we tried.",
-    "smooth-prop-1": "Keep one expert first and take the softmax after that, and the task's gradient in the "
-    "router is zero in every example: of the task such a router learns nothing by backpropagation, although the risk "
-    "is not flat.",
-    "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds a loss that "
-    "contains this error below by $n^{-1/2}$; the error itself does not fall at all.",
+    "smooth-prop-1": "<b>With one selected expert, do not renormalize its gate.</b> A softmax over a single expert is "
+    "always 1, so the task sends the router a gradient of exactly zero, even where moving the router would lower the "
+    "risk.",
+    "chen-lem-5.1": "<b>Noise makes routing far smoother than was proved.</b> If the noise has density at most "
+    "$\\kappa$, no expert's probability changes by more than $2\\kappa$ times the largest change of a logit, for any "
+    "number $M$ of experts. The published constant, $\\kappa M^2$, is 128 times as large for sixteen experts.",
+    "chen-tab-11": "<b>A training that fails may only be too short.</b> Thirty-two experts trained by plain gradient "
+    "descent, without a balancing loss, solve the patch task once the step size lets training take off in time. The "
+    "printed algorithm does so; the released code failed at both step sizes that we tried.",
+    "nguyen-thm-5": "<b>The lengths of a cosine router's vectors cannot be learned from any amount of data.</b> The "
+    "paper bounds a loss that contains their error below by $n^{-1/2}$; this error does not fall at all. What the "
+    "function determines is learned at the usual rate.",
+    "book-diagnose-faults": "<b>You can check your own model in one call.</b> <code>diagnose</code> reports which gate "
+    "a model computes and whether its router gets a gradient. It named all {faults} faults that we planted in five "
+    "model families, each under the expected names and no other.",
 }
 PICTURE = "04_exploration", 1  # chapter and figure that the front page shows
 
@@ -182,6 +185,21 @@ def _verdict(verdict: str, link: str = "") -> str:
 # --- the front page -----------------------------------------------------------------------------
 
 
+SUMMARY = (
+    "**Of the papers' {all} claims {holds} hold as stated, {sharpened} hold with a better constant, {proof repaired} "
+    "hold by a new proof, and {corrected} hold after a repair that we state. Of their tables, figures and experiments "
+    "{reproduced} could be reproduced as described, {reproduced after a search} after a search for settings that the "
+    "paper leaves open, and {differs} gave other results. {trend} asymptotic claims appear as fitted trends, {fails} are "
+    "refuted by a counterexample, {misprint} are misprints, and {untested} could not be tested here.** The book adds "
+    "{own} results of its own. If a number stops supporting its verdict, the book does not build."
+)
+
+
+def summary(papers: Mapping[str, int], own: Mapping[str, int]) -> str:
+    """What the book found, in a sentence for each kind of verdict, from the counts of claims by verdict."""
+    return SUMMARY.format_map({**papers, "all": sum(papers.values()), "own": sum(own.values())})
+
+
 def counts(ledger: dict) -> str:
     """How many claims of the papers, and of the book, have each verdict, each leading to them in the ledger."""
     meaning, papers, own = {**VERDICTS, "open": "not settled yet"}, *ledger["counts"].values()
@@ -193,7 +211,21 @@ def counts(ledger: dict) -> str:
     total = f"<tr><td>all</td><td>{sum(papers.values())}</td><td>{sum(own.values())}</td><td></td></tr>"
     head = "".join(f"<th>{name}</th>" for name in ("verdict", "papers", "book", "meaning"))
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}{total}</tbody>"
-    return f'<table class="counts">{body}</table>\n{criteria()}\n'
+    return f'<table class="counts">{body}</table>\n'
+
+
+def sabotage(ledger: dict) -> str:
+    """How many claims have a score, and what their scores are, in a sentence."""
+    scores = [row["sabotage"]["score"] for row in ledger["claims"] if row.get("sabotage")]
+    scores = [score for score in scores if score is not None]
+    if not scores:
+        return "No claim's sabotage has been run on the code as it stands."
+    high = sum(score >= 90 for score in scores)
+    return (
+        f"Of the {len(ledger['claims'])} claims {len(scores)} have a score that holds for the code as it stands. The "
+        f"median score is {statistics.median(scores):.0f} %; {high} claims reach 90 %, and the lowest score is "
+        f"{min(scores):.0f} %."
+    )
 
 
 def criteria() -> str:
@@ -210,34 +242,43 @@ def criteria() -> str:
 def findings(ledger: dict) -> str:
     """The front page's findings, each with its verdict and the way to its derivation."""
     rows = {row["id"]: row for row in ledger["claims"]}
+    planted = str(registry()["book-diagnose-faults"]["evidence"]["right"]["equals"]["first size, faults"])
     items = []
     for claim, text in FINDINGS.items():
         row = rows[claim]
         if row["verdict"] == "open":
             raise ValueError(f"FINDINGS: {claim} is open")
         whose = "our claim" if row["paper"] == "book" else "the paper's claim"
-        items.append(f"<li>{typeset(text)} <small>{whose} {_verdict(row['verdict'])} {_chapter(row)}</small></li>")
+        text = formulas(text.replace("{faults}", planted))
+        items.append(f"<li>{text} <small>{whose}: {_verdict(row['verdict'])} {_chapter(row)}</small></li>")
     return f'<ol class="findings mathjax_process">{"".join(items)}</ol>\n'
 
 
 # --- ledger and errata --------------------------------------------------------------------------
 
 
-def _mutant(m: dict) -> str:
-    """One line of the list that a claim's number of refused mutants opens to."""
-    outcome = f"open: {m['survives']}" if m["outcome"] == "survived" and m["survives"] else m["outcome"]
-    by = f", {m['by']}" if m["by"] else ""
-    return f"<li><b>{typeset(outcome)}</b>{by}: {typeset(m['what'])} ({m['kind']})</li>"
+def _survivor(m: dict) -> str:
+    """One line of the list that a claim's score opens to."""
+    reason = f" <b>Why:</b> {typeset(m['reason'])}" if m["reason"] else ""
+    return f"<li>{escape(m['kind'])}, <code>{escape(m['place'])}</code>: {_coded(m['what'])}{reason}</li>"
 
 
-def _mutants(row: dict) -> str:
-    """How many of a claim's mutants were refused; opens to say which, and by what."""
-    if not row.get("mutants"):
-        return "" if row["verdict"] == "open" else "none"
-    refused = sum(m["outcome"].startswith("refused") for m in row["mutants"])
-    state = "" if refused == len(row["mutants"]) else ' class="mutants-open"'
-    lines = "".join(map(_mutant, row["mutants"]))
-    return f"<details{state}><summary>{refused} of {len(row['mutants'])}</summary><ul>{lines}</ul></details>"
+def _coded(text: str) -> str:
+    """Text with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+
+
+def _sabotage(row: dict) -> str:
+    """A claim's score; opens to say how its mutants ended, and which survived."""
+    found = row.get("sabotage")
+    if not found:
+        return "" if row["verdict"] == "open" else "not run"
+    score = "none judged" if found["score"] is None else f"{found['score']:.0f} %"
+    ends = f"{found['refused']} refused, {found['survived']} survived, {found['crashed']} crashed"
+    ends += f", {found['equivalent']} change nothing that is said" * bool(found["equivalent"])
+    lines = "".join(map(_survivor, [*found["survivors"], *found["equivalents"]]))
+    return f"<details><summary>{score}</summary><p>{ends}</p><ul>{lines}</ul></details>"
 
 
 def _row(row: dict, known: Mapping[str, Box]) -> str:
@@ -251,7 +292,7 @@ def _row(row: dict, known: Mapping[str, Box]) -> str:
         f"{_paper(row['paper'])}, {typeset(row['where'])}",
         _verdict(row["verdict"]) + erratum,
         "<br>".join([_chapter(row), *derived(row["id"], known), *_rests(row["id"])]),
-        _mutants(row),
+        _sabotage(row),
     )
     return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
@@ -285,15 +326,15 @@ def _choices(ledger: dict) -> str:
 
 def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
     """Every claim of the four papers with its verdict, open ones included."""
-    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "mutants refused"))
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "sabotage score"))
     return "\n".join(
         [
             "# The ledger\n",
             "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows from "
-            "the executed chapters; a claim without a box in one of them is open. A mutant is a small change of what "
-            "a claim's box guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
-            "of them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the "
-            'check. <a href="map.html">A map shows which claim rests on which.</a> '
+            "the executed chapters; a claim without a box in one of them is open. The last column is the share of "
+            "forty generated sabotages that the claim's box refuses, by kind and averaged; it opens to say which "
+            'survived. <a href="verdicts.html">How verdicts are given.</a> '
+            '<a href="map.html">A map shows which claim rests on which.</a> '
             '<a href="../ledger.json">The same as JSON.</a>\n',
             _choices(ledger),
             f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
@@ -462,7 +503,10 @@ def map_page(ledger: dict) -> str:
 def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
     """File names under book/ and their text, from the ledger and the boxes of the chapters."""
     return {
+        "_summary.md": summary(*ledger["counts"].values()),
         "_verdicts.md": counts(ledger),
+        "_criteria.md": criteria(),
+        "_sabotage.md": sabotage(ledger),
         "_findings.md": findings(ledger),
         "ledger.md": ledger_page(ledger, known),
         "map.md": map_page(ledger),

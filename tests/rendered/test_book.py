@@ -146,7 +146,7 @@ def test_search_finds_a_chapter(browser):
 
 def test_ledger_and_front_page_say_what_the_json_says(browser):
     ledger = json.loads((HTML / "ledger.json").read_text())
-    tab, _ = opened(browser, "book/index.html")
+    tab, _ = opened(browser, "book/verdicts.html")
     cells = tab.eval_on_selector_all(
         "table.counts tbody tr", "rows => rows.map(r => [0, 1, 2].map(i => r.cells[i].innerText))"
     )
@@ -164,7 +164,8 @@ def test_ledger_and_front_page_say_what_the_json_says(browser):
     opens = tab.eval_on_selector_all(
         "article table.ledger details", "all => all.map(d => d.querySelectorAll('li').length)"
     )
-    assert opens == [len(row["mutants"]) for row in ledger["claims"] if row.get("mutants")]
+    found = [row["sabotage"] for row in ledger["claims"] if row.get("sabotage")]
+    assert opens == [len(of["survivors"]) + len(of["equivalents"]) for of in found]
     tab.context.close()
 
 
@@ -176,7 +177,7 @@ def _shown(tab) -> set[str]:
 
 def test_a_count_leads_to_its_claims_and_the_ledger_filters(browser):
     rows = json.loads((HTML / "ledger.json").read_text())["claims"]
-    tab, _ = opened(browser, "book/index.html")
+    tab, _ = opened(browser, "book/verdicts.html")
     tab.click("table.counts .claim-sharpened a")
     tab.wait_for_selector("form.ledger-filter output")
     assert _shown(tab) == {r["id"] for r in rows if r["verdict"] == "sharpened"}

@@ -205,13 +205,13 @@ def test_a_slip_in_the_registry_of_experiments_is_named(change, message, tmp_pat
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("name", ["entries", "decisions", "mutants", "registry"])
+@pytest.mark.parametrize("name", ["entries", "decisions", "equivalents", "registry"])
 def test_a_slip_in_any_registry_ends_the_build_before_a_chapter_runs(name, monkeypatch):
     def slip():
         raise ValueError("some.yml: row: expected this, got that")
 
     monkeypatch.setattr(build.claims if name == "registry" else build, name, slip)
-    for other in {"entries", "decisions", "mutants"} - {name}:
+    for other in {"entries", "decisions", "equivalents"} - {name}:
         monkeypatch.setattr(build, other, lambda: None)
     monkeypatch.setattr(build, "execute_changed", None)
     monkeypatch.setattr(sys, "argv", ["build", "--store"])

@@ -154,6 +154,26 @@ def score(mutants: pd.DataFrame) -> pd.DataFrame:
     return by_kind.assign(score=by_kind.mean(axis=1)).join(ends, how="outer")
 
 
+def by_claim() -> dict[str, dict]:
+    """For the ledger: each claim's score, how its mutants ended, and those that survived.
+
+    Returns:
+        By claim `score` in percent (None where nothing was judged), the counts of `ENDS`, and `survivors` and
+        `equivalents`, each a list of `{"kind", "place", "what", "reason"}`.
+    """
+    rows = table()
+    scores, found = score(rows), {}
+    for claim, mine in rows.groupby("claim"):
+        numbers = scores.loc[claim]
+        counts = {end: int(numbers[end]) for end in ENDS}
+        listed = {end: mine[mine.outcome == end] for end in ("survived", "equivalent")}
+        fields = ["kind", "place", "what", "reason"]
+        survivors, reasons = (frame[fields].to_dict("records") for frame in listed.values())
+        value = None if pd.isna(numbers.score) else round(float(numbers.score), 1)
+        found[claim] = {"score": value, **counts, "survivors": survivors, "equivalents": reasons}
+    return found
+
+
 def by_operator(mutants: pd.DataFrame) -> pd.DataFrame:
     """What became of the mutants of each operator, and the share that was refused, in percent."""
     ends = pd.crosstab([mutants.kind, mutants.operator], mutants.outcome).reindex(columns=ENDS, fill_value=0)
