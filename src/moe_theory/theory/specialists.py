@@ -121,8 +121,12 @@ def pair_bound(mean: Float[Tensor, "k d"], *, bias: bool) -> Float[Tensor, "k k"
         mean: centers mu_c.
         bias: whether logits have the bias of `nearest_row_bias`.
     """
+    return _log_pair_bound(mean, bias=bias).exp()
+
+
+def _log_pair_bound(mean: Float[Tensor, "k d"], *, bias: bool) -> Float[Tensor, "k k"]:
     t = torch.arange(400, dtype=mean.dtype) / 400 * (3 if bias else 2) ** -0.5
-    return log_moment(t, mean, bias=bias).amin(0).exp()
+    return log_moment(t, mean, bias=bias).amin(0)
 
 
 def foreign_bound(mean: Float[Tensor, "k d"], specialists: Int[Tensor, " k"], *, bias: bool) -> float:
@@ -146,7 +150,7 @@ def rate(separation: float) -> float:
         separation: s.
     """
     two = torch.tensor([[0.0], [check.positive("separation", separation)]], dtype=torch.float64)
-    return -math.log(pair_bound(two, bias=True)[0, 1])
+    return -float(_log_pair_bound(two, bias=True)[0, 1])
 
 
 def foreign_weight(
