@@ -23,13 +23,9 @@ DATA, NEIGHBOURS = (0, 1, 2, 3), ((4, 1, 2, 3), (5, 1, 2, 3))
 
 
 class Problem(NamedTuple):
-    """Six points, M experts with fixed logits, and what R runs of N steps draw.
+    """Six points with their labels, M experts with fixed logits h, and what R runs of N steps draw.
 
-    Attributes:
-        x, y: the points and their labels.
-        h: the frozen logits.
-        index: which of the four data each step visits.
-        noise: Gumbel noise of each step, and of the evaluation.
+    That is the index of the datum, of four, that each step visits, and Gumbel noise of each step and of the evaluation.
     """
 
     x: Float[Tensor, "u d"]
@@ -104,14 +100,8 @@ def anew_bound(problem: Problem, k: int, gates_of: Callable, gate: str, alpha: f
     `gates_of(h, k, noise)` has the gates, `gate` is their name among `plackett_luce.GATES`.
     """
     drawn = gates_of(problem.h.expand(problem.noise.shape), k, problem.noise)
-    return (
-        2
-        * alpha
-        * problem.index.shape[1]
-        / len(DATA)
-        * overlap(problem.h, k, gate) ** 0.5
-        * float(drawn.norm(dim=-1).max())
-    )
+    sizes = overlap(problem.h, k, gate) ** 0.5 * float(drawn.norm(dim=-1).max())
+    return 2 * alpha * problem.index.shape[1] / len(DATA) * sizes
 
 
 def spread_bound(problem: Problem, k: int, alpha: float) -> float:

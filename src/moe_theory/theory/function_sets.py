@@ -41,10 +41,7 @@ def derivatives(
 ) -> dict[tuple[int, ...], Float[Tensor, " n"]]:
     """The functions of Definition 2 (order 1) or 1 (order 2) for one atom, by automatic differentiation.
 
-    Args:
-        router: what s and u are.
-        expert: a key of `moe_theory.models.mixture.EXPERTS`, or "constant" for `h = b`, whose eta is b alone.
-        beta1, eta: the atom; x: n inputs; order: of the derivatives, 1 or 2.
+    The expert is a key of `moe_theory.models.mixture.EXPERTS`, or "constant" for `h = b`, whose eta is b alone.
 
     Returns:
         The derivatives of H in `(beta1, eta)` by sorted tuples of coordinates: `()` is H, `(0,)` its
@@ -177,10 +174,7 @@ def tangent_functions(
 ) -> tuple[Float[Tensor, "n k p"], Float[Tensor, "n k q q"]]:
     """`(Psi_j, grad Psi_j) / D_G` and `grad^2 Psi_j / D_G` at the atoms of G itself, in `omega = (s, eta)`.
 
-    p = 2 d + 2 and q = 2 d + 1.
-
-    Raises:
-        ValueError: for ReLU, which is not twice differentiable.
+    p = 2 d + 2 and q = 2 d + 1. ValueError for ReLU, which is not twice differentiable.
     """
     if expert == "relu":
         raise ValueError("expert: expected a twice differentiable profile, got 'relu'")
@@ -282,12 +276,9 @@ def separation(
     atoms split. It ends when the share `CLOSED` of the distance found is certified, or that distance is rounding.
 
     Args:
-        G, router, expert: the mixture; x: the sample.
+        G, router, expert: the mixture, of twice differentiable experts; x: the sample.
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
-
-    Raises:
-        ValueError: for no atoms, atoms that are not there, or ReLU, which is not twice differentiable.
     """
     if not atoms or not set(atoms) <= set(range(len(G))):
         raise ValueError(f"atoms: expected some below {len(G)}, got {atoms}")

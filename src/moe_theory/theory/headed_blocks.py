@@ -66,9 +66,8 @@ class Data(NamedTuple):
 class Sizes(NamedTuple):
     """What the bounds are made of, at an input: maxima over the M experts.
 
-    Attributes:
-        G, Gh: operator norm of an expert's Jacobian and norm of a head's gradient, in their own parameters.
-        F0: length of an expert's output; spread: largest logit less the smallest.
+    G is the operator norm of an expert's Jacobian and Gh the norm of a head's gradient, in their own parameters, F0 the
+    length of an expert's output, the spread the largest logit less the smallest.
     """
 
     G: Float[Tensor, "*batch"]
@@ -179,12 +178,7 @@ def sizes_by_jacobians(block: Block, x: Float[Tensor, " d"]) -> Sizes:
 def lipschitz_bound(slope: float, s: Sizes, M: int, k: int) -> Float[Tensor, "*batch"]:
     """`L <= lambda_1 e^Delta sqrt(K)/M sqrt(G^2 + G_h^2 F_0^2)`: gates of a softmax over all M, a set held fixed.
 
-    Args:
-        slope: lambda_1, bound on `|l'(F)|`; s: the sizes, their spread that of all M logits.
-        M, k: number of experts and of those selected.
-
-    Raises:
-        ValueError: for a k outside 1..M.
+    The slope lambda_1 bounds `|l'(F)|`, the spread Delta is that of all M logits.
     """
     if check.integer("k", k, 1) > M:
         raise ValueError(f"k: expected at most M = {M} experts, got {k}")

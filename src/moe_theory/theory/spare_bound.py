@@ -118,12 +118,8 @@ class OneTooMany:
 
 
 class Lowest(NamedTuple):
-    """The lowest ratios that descents find.
-
-    Attributes:
-        limit: as t goes to 0; p: where, with the logit 0 of the share 1/2 appended.
-        near: by t, the lowest ratio and the loss L_2 there.
-        first: (p, logit) from which the descents at the distances t begin.
+    """The lowest ratio in the limit, and (p, logit of a share) where; by t the lowest ratio and the loss L_2 there; and
+    the first (p, logit) from which the descents at the distances t begin.
     """
 
     limit: float
@@ -135,11 +131,8 @@ class Lowest(NamedTuple):
 def lowest(pair: OneTooMany, starts: Float[Tensor, "m c"], distances: Sequence[float]) -> Lowest:
     """The lowest `|f_G - f_*| / L_2` in the limit and at distances t.
 
-    Either search also starts where the other ended, so that the lowest values differ by what the limit neglects.
-
-    Args:
-        pair: the measures; starts: coordinates p, the last of them for the distances, the others for the limit.
-        distances: of t; the limit is also sought from where the descents at the last of them end.
+    The last of the starts p is for the distances, the others for the limit. Either search also starts where the other
+    ended, so that the lowest values differ by what the limit neglects.
     """
     at_0 = pair.limit()
     ends = [descended(at_0, p) for p in starts[:-1]]
