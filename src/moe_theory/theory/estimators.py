@@ -112,10 +112,10 @@ def parts_of_eps(
 
 
 class Segment(NamedTuple):
-    """Means of `mean_x |<g_x, u>|` and `mean_x |Hess l_x u|` over segments from Theta_1 to Theta_2, direction u."""
+    """Means over a segment from Theta_1 to Theta_2 of direction u, D segments at once."""
 
-    slope: Float[Tensor, "D"]
-    curvature: Float[Tensor, "D"]
+    slope: Float[Tensor, "D"]  # of `mean_x |<g_x, u>|`
+    curvature: Float[Tensor, "D"]  # of `mean_x |Hess l_x u|`
 
 
 def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int = 3) -> Segment:
@@ -138,16 +138,11 @@ def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int =
 
 
 class Changed(NamedTuple):
-    """The inputs of D draws whose selected set differs between Theta_1 and Theta_2, C of them.
+    """The inputs of D draws whose selected set differs between Theta_1 and Theta_2, C of them."""
 
-    Attributes:
-        where: (D, b) which inputs these are; apart: (C,) how far their two losses are apart.
-        jump: (C,) how far the loss of the network before both steps is apart with the one set and the other.
-    """
-
-    where: Bool[Tensor, "D b"]
-    apart: Float[Tensor, "C"]
-    jump: Float[Tensor, "C"]
+    where: Bool[Tensor, "D b"]  # which inputs these are
+    apart: Float[Tensor, "C"]  # how far their two losses are apart
+    jump: Float[Tensor, "C"]  # how far the loss before both steps is apart with the one set and with the other
 
 
 def changed_sets(model: SparseMLP, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], ends: Steps) -> Changed:

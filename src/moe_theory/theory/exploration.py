@@ -25,10 +25,7 @@ def near_tie_probability(N: int, G: float) -> float:
     """Lemma F.1's event, exactly: `P(a2 >= (1 - G) a1)` for the two largest of N standard normals.
 
     Given the second largest, b > 0, the largest is a normal conditioned to exceed b, so this is
-    `N (N-1) int_0^inf rho(b) Phi(b)^(N-2) (Phi(b / (1-G)) - Phi(b)) db`.
-
-    Args:
-        N: number of draws, at least 2; G: relative gap, strictly between 0 and 1.
+    `N (N-1) int_0^inf rho(b) Phi(b)^(N-2) (Phi(b / (1-G)) - Phi(b)) db`, for N >= 2 and a relative gap 0 < G < 1.
     """
     check.integer("N", N, 2)
     _fraction("G", G)
@@ -62,11 +59,7 @@ def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
     """The repaired Lemma F.2: `y_t <= y_0 (1 + G + jump) / G` for all t.
 
     It holds for positive sequences with `x_{t+1} >= x_t + tau_t x_t^2`, `y_{t+1} <= y_t + S tau_t y_t^2`
-    and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`.
-
-    Args:
-        y_0: start of the sequence that is behind, > 0; G: relative lead of the other one, > 0.
-        jump: largest step of x over x_0, at least 0.
+    and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`; y_0 and G are > 0, the jump >= 0.
     """
     check.positive("y_0", y_0)
     check.positive("G", G)

@@ -59,11 +59,8 @@ def first_change(angle: float, M: int, *, nodes: int = 400) -> float:
     """The probability that a random linear router sends two inputs at an angle to different experts, k = 1.
 
     It is `1 - M E Phi_2(a, b)^(M - 1)`, where a and b are the two logits of one expert, normal with the correlation
-    cos(angle), and Phi_2 is their distribution function.
-
-    Args:
-        angle: between the inputs, strictly between 0 and pi.
-        M: number of experts; nodes: of a quadrature in each of two dimensions.
+    cos(angle), and Phi_2 is their distribution function. The angle is strictly between 0 and pi; the nodes are those of
+    a quadrature in each of two dimensions.
     """
     if not 0 < angle < math.pi:
         raise ValueError(f"angle: expected one strictly between 0 and pi, got {angle!r}")

@@ -19,9 +19,7 @@ from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, ga
 from moe_theory.models.routers import Router
 from moe_theory.theory.identifiability import numerical_nullity
 
-#: Degrees p of the homogeneous profiles, `phi(c z) = c^p phi(z)` for c > 0.
-DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}
-
+DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}  # p of profiles with `phi(c z) = c^p phi(z)` for c > 0
 STEPS, CLOSED = 2_000, 0.98  # of `separation`: the most it takes, and the certified share at which it ends
 
 
@@ -127,21 +125,13 @@ def relations_formula(router: Router, expert: str, d: int, order: int) -> int:
 
 
 class Relations(NamedTuple):
-    """Linear relations among `derivatives` of one atom.
+    """Linear relations among `derivatives` of one atom."""
 
-    Attributes:
-        measured: their number, by singular values.
-        predicted: by `relations_formula`.
-        named: the rank of those of `relations`.
-        smallest: the smallest singular value, columns scaled to norm 1.
-        residual: the largest value of a named relation over the sample, relative to the largest function value.
-    """
-
-    measured: int
-    predicted: int
-    named: int
-    smallest: float
-    residual: float
+    measured: int  # their number, by singular values
+    predicted: int  # by `relations_formula`
+    named: int  # the rank of those of `relations`
+    smallest: float  # the smallest singular value, columns scaled to norm 1
+    residual: float  # the largest value of a named relation over the sample, relative to the largest function value
 
 
 def count_relations(
@@ -190,17 +180,11 @@ def tangent_functions(
 
 
 class Separation(NamedTuple):
-    """How far second-order parts stay from first-order ones.
+    """How far second-order parts stay from first-order ones."""
 
-    Attributes:
-        found: root mean square of what remains of `1/2 sum_j <T_j, grad^2 Psi_j> / D_G`, at the best T found.
-        certified: a lower bound on the smallest such value over all T, from the duality gap; 0 if none.
-        T: (m, q, q), positive semidefinite, of total trace 1.
-    """
-
-    found: float
-    certified: float
-    T: Float[Tensor, "m q q"]
+    found: float  # root mean square of what remains of `1/2 sum_j <T_j, grad^2 Psi_j> / D_G`, at the best T found
+    certified: float  # a lower bound on the smallest such value over all T, from the duality gap; 0 if none
+    T: Float[Tensor, "m q q"]  # positive semidefinite, of total trace 1
 
 
 def remainder(
@@ -251,13 +235,6 @@ def hull_weights(F: Float[Tensor, "r c"]) -> Float[Tensor, " c"]:
     return w / w.sum()
 
 
-def steepest_vertex(slope: Float[Tensor, "m q q"]) -> tuple[int, Float[Tensor, " q"], float]:
-    """The j and the unit vector v with the smallest `v^T slope_j v`, and that value."""
-    eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
-    j = int(eigenvalues[:, 0].argmin())
-    return j, vectors[j, :, 0], float(eigenvalues[j, 0])
-
-
 def separation(
     G: MixingMeasure,
     x: Float[Tensor, "n d"],
@@ -292,11 +269,13 @@ def separation(
         F = torch.stack([torch.einsum("a,rab,b->r", v, root[:, j], v) for j, v in vertices], 1)
         w = hull_weights(F)
         kept, at = [(*vertex, p) for vertex, p in zip(vertices, w, strict=True) if p > 0], F @ w
-        j, v, least = steepest_vertex(torch.einsum("r,rjab->jab", at, root))
-        lowest = max(lowest, 2 * least - float(at @ at))
+        slope = torch.einsum("r,rjab->jab", at, root)
+        eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
+        j = int(eigenvalues[:, 0].argmin())
+        lowest = max(lowest, 2 * float(eigenvalues[j, 0]) - float(at @ at))
         if max(lowest**0.5 / CLOSED, 1e-12) >= float(at.norm()):
             break
-        vertices = [(i, u) for i, u, _ in kept] + [(j, v)]
+        vertices = [(i, u) for i, u, _ in kept] + [(j, vectors[j, :, 0])]
     T = x.new_zeros(m, q, q)
     for i, u, p in kept:
         T[i] += p * torch.outer(u, u)

@@ -21,10 +21,10 @@ STEPS = 100  # Gauss-Newton steps of `admissible_shifts`
 
 
 class Gap(NamedTuple):
-    """How many singular values count as zero, and the largest of these, or 0, relative to the largest of all."""
+    """Singular values that count as zero."""
 
-    nullity: int
-    zero: float
+    nullity: int  # how many
+    zero: float  # the largest of them relative to the largest of all, 0 if there are none
 
 
 def singular_gap(J: Float[Tensor, "n p"]) -> Gap:
@@ -150,10 +150,10 @@ def held(start: Float[Tensor, "k d"], end: Float[Tensor, "k d"], router: Router)
 
 
 class Named(NamedTuple):
-    """How many named null vectors are independent; their images' largest entry over the norms of J and the vectors."""
+    """The named null vectors of one Jacobian."""
 
-    rank: int
-    image: float
+    rank: int  # how many of them are independent
+    image: float  # the largest entry of their images, relative to the norms of the Jacobian and of the vectors
 
 
 def named_at_random(router: Router, k: int, d: int, *, seed: int) -> Named:
@@ -179,10 +179,8 @@ def admissible_shifts(
 
     Nothing is assumed about the solutions: each step solves the linearized equations in the least squares
     sense, and the starts that do not arrive (squared norms 1e-12 from 1) are dropped. A double root, as
-    c = 0 for `s_2 = -s_1`, is found to about 1e-7 only.
-
-    Returns:
-        The solutions, and the singular values of the constraints' Jacobian `2 (s_i + c)` at each.
+    c = 0 for `s_2 = -s_1`, is found to about 1e-7 only. With each solution come the singular values of the
+    constraints' Jacobian `2 (s_i + c)` at it.
     """
     if (s.norm(dim=1) - 1).abs().max() > 1e-9:
         raise ValueError("s: expected unit vectors")
@@ -201,18 +199,12 @@ def nearest_point(s: Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
 
 
 class Fibre(NamedTuple):
-    """The common shifts c that `admissible_shifts` finds for a truth, and what theory says of them.
-
-    Attributes:
-        points: how many different ones, to five decimals.
-        free: the numbers of null shifts at them, d less the rank of the constraints.
-        off: how far they are from `c orthogonal to s_i - s_l` and `|c + o| = |o|`.
-    """
+    """The common shifts c that `admissible_shifts` finds for a truth, and what theory says of them."""
 
     shifts: Float[Tensor, "m d"]
-    points: int
-    free: set[int]
-    off: float
+    points: int  # how many different ones, to five decimals
+    free: set[int]  # the numbers of null shifts at them, d less the rank of the constraints
+    off: float  # how far they are from `c orthogonal to s_i - s_l` and `|c + o| = |o|`
 
 
 def fibre(s: Float[Tensor, "k d"], seed: int) -> Fibre:

@@ -85,27 +85,17 @@ def relative_jacobian(mu: float, k_eff: float) -> float:
 
 
 class Constants(NamedTuple):
-    """What the bounds on L and beta are made of, each a maximum over the selected experts at one input.
+    """What the bounds on L and beta are made of, each a maximum over the selected experts at one input."""
 
-    Attributes:
-        slope, bend: `|l'(F)|` and the largest eigenvalue of `l''(F)`.
-        G: operator norm of an expert's Jacobian in its parameters.
-        Gh: norm of a logit's gradient in its row.
-        R: `|phi_k|`.
-        Hf, Hh: norm of the Hessian of `<u, f_k>` in the expert's parameters, `u = l'/|l'|`, and of a logit.
-        energy: `sum pi^2 = 1 / K_eff`.
-        top: the largest gate.
-    """
-
-    slope: Float[Tensor, "*batch"]
-    bend: Float[Tensor, "*batch"]
-    G: Float[Tensor, "*batch"]
-    Gh: Float[Tensor, "*batch"]
-    R: Float[Tensor, "*batch"]
-    Hf: Float[Tensor, "*batch"]
-    Hh: Float[Tensor, "*batch"]
-    energy: Float[Tensor, "*batch"]
-    top: Float[Tensor, "*batch"]
+    slope: Float[Tensor, "*batch"]  # `|l'(F)|`
+    bend: Float[Tensor, "*batch"]  # the largest eigenvalue of `l''(F)`
+    G: Float[Tensor, "*batch"]  # operator norm of an expert's Jacobian in its parameters
+    Gh: Float[Tensor, "*batch"]  # norm of a logit's gradient in its row
+    R: Float[Tensor, "*batch"]  # `|phi_k|`
+    Hf: Float[Tensor, "*batch"]  # norm of the Hessian of `<u, f_k>` in the expert's parameters, `u = l'/|l'|`
+    Hh: Float[Tensor, "*batch"]  # norm of the Hessian of a logit
+    energy: Float[Tensor, "*batch"]  # `sum pi^2 = 1 / K_eff`
+    top: Float[Tensor, "*batch"]  # the largest gate
 
 
 def lipschitz_bound(c: Constants) -> Float[Tensor, "*batch"]:

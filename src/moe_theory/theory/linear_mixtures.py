@@ -47,11 +47,8 @@ def uncovered(task: PatchTask, way: str) -> tuple[float, float]:
     """Share of examples that are not covered: exactly, and its bound.
 
     The 2K inner products of signals and noise are independent N(0, 1/omega^2) with omega = sqrt(d/(P-3))/sigma_p, so
-    the share is 1 - E[(2 Phi(omega b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-omega min b).
-
-    Args:
-        task: any with P >= 4; its strengths are uniform, and their mean is taken over 400 midpoints each.
-        way: "by cluster" or "by sign".
+    the share is 1 - E[(2 Phi(omega b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-omega min b). The mean is
+    over 400 midpoints of each strength, which are uniform; the way is "by cluster" or "by sign", and P at least 4.
     """
     shares = {"by cluster": (1.0, 0.5), "by sign": (0.5, 1 / task.K)}
     share = shares[check.choice("way", way, shares)]

@@ -26,13 +26,11 @@ Price = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Constant(NamedTuple):
-    """The smallest ratio of `|J delta|` to a weighted sum of block norms that was found, a bound from above; a proved
-    bound from below; the delta of the ratio found.
-    """
+    """The smallest ratio of `|J delta|` to a weighted sum of block norms of delta."""
 
-    found: float
-    certified: float
-    direction: Float[Tensor, " p"]
+    found: float  # an upper bound on the constant
+    certified: float  # a proved lower bound on it
+    direction: Float[Tensor, " p"]  # the delta of `found`
 
 
 def lower_bound_constant(

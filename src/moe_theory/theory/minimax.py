@@ -145,12 +145,9 @@ def _prices(places: Float[Tensor, "m p"], target: MixingMeasure, cell: Int[Tenso
 def weight_bound(n: int, weight: float, noise: float, largest: float) -> float:
     """`weight noise / (2 largest sqrt(n))`, below which no estimator's risk in L_1r stays: any router, any r >= 1.
 
-    It comes from the weight of one atom alone, which L_1r does not raise to the power r: G and the
-    same measure with beta0_1 larger by `2 noise / (largest sqrt(n))`.
-
-    Args:
-        n: sample size; weight: exp(beta0_1); noise: standard deviation of the Gaussian noise.
-        largest: a bound on the absolute value of the experts.
+    It comes from the weight exp(beta0_1) of one atom alone, which L_1r does not raise to the power r: G and the
+    same measure with beta0_1 larger by `2 noise / (largest sqrt(n))`. `noise` is the standard deviation of the Gaussian
+    noise, and `largest` bounds the absolute value of the experts.
     """
     check.integer("n", n, 1)
     for name, value in (("weight", weight), ("noise", noise), ("largest", largest)):

@@ -16,15 +16,9 @@ from torch.func import hessian, jacrev
 
 from moe_theory import _validate as check
 
-#: Up to this M inclusion probabilities are sums over sets.
-ENUMERATED = 12
-
-#: Step of the trapezoidal rule in log t, and how many steps it goes below and above the arrivals.
-STEP, BELOW, ABOVE = 0.1, 400, 40
-
-#: Largest spread of the logits; beyond it the weights e^h underflow.
-WIDEST = 600
-
+ENUMERATED = 12  # up to this M inclusion probabilities are sums over sets
+STEP, BELOW, ABOVE = 0.1, 400, 40  # of the trapezoidal rule in log t, and its steps below and above the arrivals
+WIDEST = 600  # largest spread of the logits; beyond it the weights e^h underflow
 GATES = ("all", "selected", "inclusion")
 
 

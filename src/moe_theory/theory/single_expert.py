@@ -104,14 +104,8 @@ def best_additive_accuracy(
 
     The unknowns are f(s_i v_k), f(-s_i v_k), f(c_k) and, for each configuration of the data, whether
     it is answered with margin at least 1. Noise patches and the law of beta play no part: f there only
-    shifts F independently of the rest. No step of the proof of Theorem 4.1 is used.
-
-    Args:
-        p, q: laws of alpha and gamma on one grid; K: number of clusters, at least 2.
-        blind: whether f(c_k) has to be the same for all k.
-
-    Raises:
-        RuntimeError: if the solver does not prove optimality.
+    shifts F independently of the rest. No step of the proof of Theorem 4.1 is used. The laws of alpha and gamma on one
+    grid are p and q; RuntimeError if the solver does not prove optimality.
     """
     check.integer("K", K, 2)
     for name, law in (("p", p), ("q", q)):

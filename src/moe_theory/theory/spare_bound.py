@@ -27,18 +27,13 @@ class OneTooMany:
     """Measures about a centred G_* with atom j in two, by coordinates `p = (v, z)`, and the logit of a share.
 
     v and z together have norm 1, and `y = |z| z`: scaling p by c moves v by c and y by c^2.
-
-    Attributes:
-        G: the truth, centred; j: the atom that is two.
-        x: the inputs, whose root mean square is the norm.
-        router, expert: of the mixture; expert is a key of `moe_theory.models.mixture.EXPERTS`, twice differentiable.
     """
 
-    G: MixingMeasure
-    j: int
-    x: Float[Tensor, "n d"]
+    G: MixingMeasure  # the truth, centred
+    j: int  # the atom that is two
+    x: Float[Tensor, "n d"]  # the inputs, whose root mean square is the norm
     router: Router
-    expert: str
+    expert: str  # a key of `moe_theory.models.mixture.EXPERTS`, twice differentiable
 
     def parts(self) -> tuple[Float[Tensor, "p m"], Float[Tensor, "n m"], Float[Tensor, "n q q"]]:
         """M (see `whitened`, on centred tangents), `J M`, and `w_j / 2 grad^2 Psi_j / D`."""
@@ -118,14 +113,12 @@ class OneTooMany:
 
 
 class Lowest(NamedTuple):
-    """The lowest ratio in the limit, and (p, logit of a share) where; by t the lowest ratio and the loss L_2 there; and
-    the first (p, logit) from which the descents at the distances t begin.
-    """
+    """The lowest ratios that descents find."""
 
-    limit: float
-    p: Float[Tensor, " c"]
-    near: dict[float, tuple[float, float]]
-    first: Float[Tensor, " c"]
+    limit: float  # as t goes to 0
+    p: Float[Tensor, " c"]  # where, with the logit 0 of the share 1/2 appended
+    near: dict[float, tuple[float, float]]  # by t, the lowest ratio and the loss L_2 there
+    first: Float[Tensor, " c"]  # (p, logit) from which the descents at the distances t begin
 
 
 def lowest(pair: OneTooMany, starts: Float[Tensor, "m c"], distances: Sequence[float]) -> Lowest:

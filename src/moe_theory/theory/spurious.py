@@ -163,13 +163,11 @@ def descend(theta: Weights, points: Points, decay: Decay, *, rate: float, steps:
 
 
 class Carried(NamedTuple):
-    """W_2 before the first step of a descent and after each; the same, as the product of the matrices of every step
-    says; the smallest eigenvalue of H before each step.
-    """
+    """A descent of T steps, and what the curvature in the bias alone makes of the spurious weights it began with."""
 
-    spurious: Float[Tensor, "T+1 M s"]
-    predicted: Float[Tensor, "T+1 M s"]
-    lowest: Float[Tensor, " T"]
+    spurious: Float[Tensor, "T+1 M s"]  # W_2 before the first step and after each
+    predicted: Float[Tensor, "T+1 M s"]  # the same, as the product of the matrices of every step says
+    lowest: Float[Tensor, " T"]  # smallest eigenvalue of H before each step
 
 
 def carried(
@@ -197,15 +195,11 @@ def carried(
 
 
 class Minimum(NamedTuple):
-    """Where the loss was found to be smallest nearby, and the largest entry of its gradient there.
-
-    The curvature is the Hessian's eigenvalues, ascending; with an undecayed bias one is zero, a common shift of it.
-    """
+    """Where the loss was found to be smallest nearby."""
 
     theta: Weights
-    loss: float
-    slope: float
-    curvature: Float[Tensor, " p"]
+    loss: float  # the regularized loss there
+    curvature: Float[Tensor, " p"]  # eigenvalues of its Hessian, ascending; one is zero with an undecayed bias
 
 
 def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = True) -> Minimum:
@@ -239,7 +233,7 @@ def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = T
     curvature, left = torch.linalg.eigvalsh(hessian(value, v)), float(up.abs().max())
     if not (left <= 1e-9 and curvature[0] >= -1e-9):
         raise RuntimeError(f"no minimum: the search ended at slope {left:.0e}, smallest curvature {curvature[0]:.0e}")
-    return Minimum(unpack(v), float(value(v)), left, curvature)
+    return Minimum(unpack(v), float(value(v)), curvature)
 
 
 def mode_rates(

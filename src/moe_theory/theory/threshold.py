@@ -33,11 +33,8 @@ def threshold_loss(x: Float[Tensor, "*n"], gates: Float[Tensor, "*n 2"]) -> Floa
 def threshold_risk(b: Float[Tensor, ""], rule: Rule, end: float = 1.0) -> Float[Tensor, ""]:
     """Mean loss over x uniform on [-1, end], by quadrature between the kinks at 0 and b.
 
-    Differentiated by autograd in b it gives the mean of the per-example gradients: the nodes are constants.
-
-    Args:
-        b: a float64 scalar; the kinks are taken at a detached copy of it.
-        rule: how one of the two experts is selected and gets its gate; end: of the interval, > 0.
+    Differentiated by autograd in b it gives the mean of the per-example gradients: the nodes are constants, and the
+    kinks are taken at a detached copy of b, which is float64.
     """
     kink, end = float(b.detach()), check.positive("end", end)
     x, w = legendre(sorted({-1.0, 0.0, end, *(c for c in (kink,) if -1 < c < end)}), NODES, b.device)

@@ -36,11 +36,8 @@ def noise_law(d: int, r: float, *, sigma: float = 1.0, nodes: int = 300) -> Law:
     """The law of one coordinate of `N(0, sigma^2 I_d)` truncated to the ball of radius r.
 
     Its density is `e^(-tau^2 / 2 sigma^2)` times the mass of the ball of radius `sqrt(r^2 - tau^2)` under the other
-    d - 1 coordinates, which is `(r^2 - tau^2)^((d - 1) / 2)` times an analytic function: Gauss-Gegenbauer nodes.
-
-    Args:
-        d: dimension; r: radius of the truncation, `float("inf")` for none; nodes: their number N.
-        sigma: standard deviation before the truncation.
+    d - 1 coordinates, which is `(r^2 - tau^2)^((d - 1) / 2)` times an analytic function: Gauss-Gegenbauer nodes. With
+    the radius `float("inf")` nothing is truncated.
     """
     half, sigma = (check.integer("d", d, 1) - 1) / 2, check.positive("sigma", sigma)
     check.integer("nodes", nodes, 1)

@@ -96,13 +96,6 @@ def neighbours(points: int, n: int) -> Int[Tensor, "R points n"]:
     return torch.tensor([[(a, *r) for a in range(points)] for r in rest])
 
 
-def _in_span(x: Float[Tensor, "B u d"], start: Float[Tensor, "B d"]) -> tuple[Tensor, Tensor]:
-    """Coordinates of x and start in the span of the points, which no run leaves but for a part of start that no
-    score sees."""
-    Q, R = torch.linalg.qr(x.mT)
-    return R.mT, (start[:, None] @ Q)[:, 0]
-
-
 def _trained(loss, x, y, start, alphas, data, batch) -> tuple[Tensor, Tensor]:
     """Parameters (B, D, S, d) after all S sequences of batches, and the largest gradient (B,) on the way."""
     n = data.shape[1]
@@ -144,8 +137,9 @@ def exact_stability(
     sequences = math.comb(n, batch) ** alphas.shape[1]
     if sequences > 2**20:
         raise ValueError(f"alphas: expected at most 2^20 sequences of batches to enumerate, got {sequences}")
-    if x.shape[2] > x.shape[1]:
-        x, start = _in_span(x, start)
+    if x.shape[2] > x.shape[1]:  # coordinates in the span of the points, all of start and of a run that a score sees
+        Q, R = torch.linalg.qr(x.mT)
+        x, start = R.mT, (start[:, None] @ Q)[:, 0]
     data = neighbours(x.shape[1], n)
     rows = max(1, 2**20 // (data.numel() * sequences))  # as many problems at once as keeps the memory small
     done = []
