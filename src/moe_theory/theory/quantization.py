@@ -18,7 +18,7 @@ def quantization_loss(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"]) -> Float
 
 
 def cells(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"]) -> tuple[Float[Tensor, " M"], Float[Tensor, "M d"]]:
-    """Numbers n_j of the inputs in the cells, and their means, which of an empty cell is its center u_j."""
+    """Numbers n_j of the inputs in the cells, none between two, and their means; an empty cell has its center."""
     at = nearest(x, u)
     n = torch.bincount(at, minlength=len(u)).to(x)
     mean = torch.zeros_like(u).index_add_(0, at, x) / n.clamp(min=1)[:, None]

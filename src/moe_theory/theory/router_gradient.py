@@ -141,7 +141,7 @@ def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
 
 
 def legendre(cuts: list[float], nodes: int, device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Gauss-Legendre nodes and weights (float64) on the intervals between sorted cuts, so many on each."""
+    """Gauss-Legendre nodes and weights (float64) on the intervals between sorted cuts, `nodes` on each."""
     z, w = (torch.from_numpy(a).to(device) for a in np.polynomial.legendre.leggauss(nodes))
     x = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise(cuts)])
     return x, torch.cat([(b - a) / 2 * w for a, b in pairwise(cuts)])

@@ -77,7 +77,7 @@ def ceiling(alpha: tuple[float, float], gamma: tuple[float, float], *, blind: bo
     """The best accuracy of any additive expert when alpha and gamma are uniform on two intervals.
 
     `1 - P(alpha in I) P(gamma in I) / 8` with I the overlap of the intervals: 7/8 for equal laws,
-    0.925 in settings 1 and 2, 1 for disjoint ones. Blind to centres: 3/4, 0.85 and 1. For all intervals 0 < low < high.
+    0.925 in settings 1 and 2, 1 for disjoint ones. Blind to centres: 3/4, 0.85 and 1. Intervals have 0 < low < high.
     """
     for name, value in (("alpha", alpha), ("gamma", gamma)):
         low, high = check.strength_range(name, value)

@@ -94,7 +94,7 @@ def pair_bound(mean: Float[Tensor, "k d"], *, bias: bool) -> Float[Tensor, "k k"
 def foreign_bound(mean: Float[Tensor, "k d"], specialists: Int[Tensor, " k"], *, bias: bool) -> float:
     """Bound on the mean total weight of foreign experts, over inputs and rows: `pair_bound` summed, averaged over c.
 
-    Every cluster has at least one specialist.
+    `specialists` is their number in each cluster, at least one.
     """
     others = pair_bound(mean, bias=bias).fill_diagonal_(0)
     return float((others @ specialists.to(others)).clamp(max=1).mean())

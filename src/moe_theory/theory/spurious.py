@@ -57,7 +57,7 @@ def clusters(
 ) -> Points:
     """Equally likely clusters N(mean, I) with constant targets, and `spurious` standard Gaussian directions after.
 
-    The quadrature has so many nodes in each relevant direction, and `spurious_nodes` in each of the others.
+    The quadrature has `nodes` in each relevant direction and `spurious_nodes` in each of the others.
     """
     z, a = gaussian_nodes(mean.shape[1], nodes)
     x2, c = gaussian_nodes(spurious, spurious_nodes)
@@ -143,7 +143,7 @@ def averaged_loss(
     """E_z of the data's loss at bias b + z, the spurious columns W_2 times 1 - epsilon (Appendix D).
 
     The first `relevant` columns of W are before W_2, the spurious inputs have the covariance C = root root^T, and z is
-    Gaussian with covariance `variance` times W_2 C W_2^T, with so many nodes in each spurious direction.
+    Gaussian with covariance `variance` times W_2 C W_2^T; the quadrature has `nodes` in each spurious direction.
     """
     W2 = theta.W[:, check.integer("relevant", relevant, 0) :]
     small = torch.cat([theta.W[:, :relevant], (1 - epsilon) * W2], 1)
@@ -305,7 +305,10 @@ def quartic_minimum(
 
 
 def bump_moments(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Float[np.ndarray, "13 4"]:
-    """E x phi', E phi', E phi'' and E x^2 phi'' for the bumps phi = exp(-(x - c)^2 / 2), c = -3, -2.5, ..., 3."""
+    """E x phi', E phi', E phi'' and E x^2 phi'' for the bumps phi = exp(-(x - c)^2 / 2), c = -3, -2.5, ..., 3.
+
+    The spurious input has the values x with probabilities p.
+    """
     off = x - np.linspace(-3, 3, 13)[:, None]
     bump = np.exp(-(off**2) / 2)
     first, second = -off * bump, (off**2 - 1) * bump
