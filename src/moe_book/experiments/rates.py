@@ -382,9 +382,9 @@ class Law(NamedTuple):
     noise: Float[Tensor, "p p"]
 
     @classmethod
-    def of(cls, router: Router, seed: int = 0) -> "Law":
+    def of(cls, router: Router, seed: int = 0, steps: int = EPOCHS) -> "Law":
         """The law under a router, its Hessian averaged over inputs drawn by the seed."""
-        return cls(*descent_law(truth("regular"), uniform_inputs(N_FRESH, D, seed), router, rate=RATE, steps=EPOCHS))
+        return cls(*descent_law(truth("regular"), uniform_inputs(N_FRESH, D, seed), router, rate=RATE, steps=steps))
 
     def losses(self, near_by: float, seed: int = 0) -> Float[Tensor, "sizes draws"]:
         """L_3 after the steps at every size. Nothing is fitted: a start is drawn as for a row, and so is the noise.

@@ -248,6 +248,8 @@ def _checked(given: dict) -> tuple[list[int], Variant, Activation]:
     kinds |= {"normalized": bool | np.bool_, "same_start": bool | np.bool_, "gate": Callable, "router": Callable}
     for name, kind in kinds.items():
         check.instance(name, given[name], kind)
+    for name in ("train", "test"):
+        given[name].checked(name)
     seeds = [check.integer("seeds", seed, 0) for seed in given["seeds"]]
     check.tensor("test", given["test"].x, "n", "P", given["train"].x.shape[2])
     for name in ("experts", "steps", "record_every"):
@@ -258,7 +260,7 @@ def _checked(given: dict) -> tuple[list[int], Variant, Activation]:
     how = VARIANTS[check.choice("variant", given["variant"], VARIANTS)]
     if check.integer("filters", given["filters"], 1) % 2 and how.biases:
         raise ValueError(f"filters: expected an even number, half for each logit, got {given['filters']}")
-    return seeds, how, resolve_activation(given["activation"])
+    return seeds, how, resolve_activation(given["activation"], given["train"].y)
 
 
 def _own(train: PatchBatch, test: PatchBatch, noise, gate, router, sigma: Activation, how: Variant) -> bool:
