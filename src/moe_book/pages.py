@@ -190,8 +190,8 @@ SUMMARY = (
     "hold by a new proof, and {corrected} hold after a repair that we state. Of their tables, figures and experiments "
     "{reproduced} could be reproduced as described, {reproduced after a search} after a search for settings that "
     "the paper leaves open, and {differs} gave other results. {trend} asymptotic claims appear as fitted trends, "
-    "{fails} are refuted by a counterexample, {misprint} are misprints, and {untested} could not be tested here.** The book adds "
-    "{own} results of its own. If a number stops supporting its verdict, the book does not build."
+    "{fails} are refuted by a counterexample, {misprint} are misprints, and {untested} could not be tested here.** "
+    "The book adds {own} results of its own. If a number stops supporting its verdict, the book does not build."
 )
 
 
