@@ -1,4 +1,4 @@
-"""`python -m moe_book.sabotage list [CLAIM ...] | run [CLAIM ...] [--jobs N] | spotcheck SEED | status [CLAIM ...] | score`."""
+"""`python -m moe_book.sabotage list | run | status [CLAIM ...] | spotcheck SEED | score`."""
 
 import argparse
 import os
