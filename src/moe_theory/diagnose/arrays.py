@@ -164,7 +164,7 @@ class RouterStream:
             raise ValueError(f"labels: expected those of the batches before, {before}, got {now}")
         gap, complete = kept_gap(h64, self.k), chosen.sum(1) == self.k
         lead = h64.masked_fill(~chosen, -math.inf)
-        self._keep(
+        batch = dict(
             gap=gap,
             rounding=rounding.double().cpu(),
             stays=keep_probability(h64, self.k, scale=self.noise),
@@ -175,8 +175,9 @@ class RouterStream:
             level=h64.mean(1),
             spread=h64.var(1, correction=0),
         )
-        for name, value in labels.items():
-            self._labels.setdefault(name, []).append(value)
+        for seen, values in ((self._kept, batch), (self._labels, labels)):
+            for name, value in values.items():
+                seen.setdefault(name, []).append(value)
 
     def _mask(self, chosen: Tensor, h: Float[Tensor, "n M"]) -> Bool[Tensor, "n M"]:
         """A mask of the experts that the tokens were sent to, if it is one."""
@@ -190,10 +191,6 @@ class RouterStream:
         if most > self.k:
             raise ValueError(f"chosen: expected at most k = {self.k} experts for a token, got {most}")
         return chosen
-
-    def _keep(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self._kept.setdefault(name, []).append(value)
 
     def report(self, *, seed: int = 0) -> RouterReport:
         """What was seen so far.

@@ -155,18 +155,10 @@ def rewritten(change: Change) -> Callable[[nn.Module], None]:
 
     def breaks(model: nn.Module) -> None:
         for layer in layers_of(model):
-            layer.router.register_forward_hook(_hook(change, turned=layer.logits_at == 2))
+            turn = -1 if layer.logits_at == 2 else 1  # Switch returns experts, gates and logits, the others the reverse
+            layer.router.register_forward_hook(lambda _, __, out, turn=turn: change(*out[::turn])[::turn])
 
     return breaks
-
-
-def _hook(change: Change, *, turned: bool):
-    """Switch returns experts, gates and logits, the others logits, gates and experts."""
-
-    def hook(_, __, returned):
-        return change(*returned[::-1])[::-1] if turned else change(*returned)
-
-    return hook
 
 
 def _is_mask(h: Tensor, experts: Tensor) -> bool:
@@ -184,18 +176,6 @@ def _gates(probabilities: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
 
 def _normalized(h, gates, experts):
     return h, gates / gates.sum(-1, keepdim=True), experts
-
-
-def _over_all(h, gates, experts):
-    return h, h.softmax(-1).gather(-1, experts), experts
-
-
-def _sharpened(h, gates, experts):
-    return h, _gates((1.05 * h).softmax(-1), gates, experts), experts
-
-
-def _louder(h, gates, experts):
-    return 1.02 * h, gates, experts
 
 
 def _next_experts(h, gates, experts):
@@ -283,7 +263,7 @@ FAULTS = {
     ),
     "not normalized": Fault(
         "kept gates are not divided by their sum, as the configuration says",
-        rewritten(_over_all),
+        rewritten(lambda h, gates, experts: (h, h.softmax(-1).gather(-1, experts), experts)),
         frozenset({"config"}),
         ("Qwen3-MoE",),
     ),
@@ -301,7 +281,7 @@ FAULTS = {
     ),
     "louder": Fault(
         "the balancing loss is handed logits 2 % larger",
-        rewritten(_louder),
+        rewritten(lambda h, gates, experts: (1.02 * h, gates, experts)),
         frozenset({"balance"}),
     ),
     "cut off": Fault(
@@ -317,7 +297,7 @@ FAULTS = {
     ),
     "sharper gates": Fault(
         "the gates are those of logits 5 % larger",
-        rewritten(_sharpened),
+        rewritten(lambda h, gates, experts: (h, _gates((1.05 * h).softmax(-1), gates, experts), experts)),
         frozenset({"gate"}),
     ),
     "gates exchanged": Fault(

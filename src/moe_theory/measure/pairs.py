@@ -40,8 +40,8 @@ def lead(rows: pd.DataFrame, loss: str, model: str, other: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(found, orient="index")
 
 
-def seeds_needed(differences, *, level: float = 0.95) -> int:
-    """The least number n >= 2 of pairs with which a t-interval of this mean and standard deviation excludes 0.
+def seeds_needed(differences) -> int:
+    """The least number n >= 2 of pairs with which a 95 % t-interval of this mean and standard deviation excludes 0.
 
     Raises:
         ValueError: for fewer than two differences, one that is not finite, or a mean of 0.
@@ -52,7 +52,7 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     of_one = values.std(ddof=1) / abs(values.mean())
 
     def excludes(n: int) -> bool:
-        return t.ppf((1 + level) / 2, n - 1) * of_one < np.sqrt(n)
+        return t.ppf(0.975, n - 1) * of_one < np.sqrt(n)
 
     most = 2
     while not excludes(most):

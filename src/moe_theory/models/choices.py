@@ -146,11 +146,9 @@ class ChosenMoE(nn.Module):
             b.copy_(-samples.square().sum(-1)[:, None] / (2 * self.form.d))
 
     def routed(self, x: Float[Tensor, "R n s d"]) -> Float[Tensor, "R N d"]:
-        """What is routed: the sum of the parts, or each of them."""
         return x.sum(2) if self.form.whole else x.flatten(1, 2)
 
     def scores(self, u: Float[Tensor, "R N d"]) -> Float[Tensor, "R N M"]:
-        """The logits h of what is routed."""
         if self.choice.scores == "none":
             return u.new_zeros(*u.shape[:2], self.M)
         if self.choice.scores == "heads":
@@ -176,7 +174,6 @@ class ChosenMoE(nn.Module):
     def gates(
         self, u: Float[Tensor, "R N d"], rng: torch.Generator
     ) -> tuple[Float[Tensor, "R N M"], Float[Tensor, "R N M"]]:
-        """The gates of what is routed, and its logits."""
         h = self.scores(u)
         return self.choice.rule.gates(h, self.choice.k, self.noise(u, rng)), h
 

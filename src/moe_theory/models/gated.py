@@ -14,7 +14,6 @@ class TopTwoMoE(SoftMoE):
     """The gates are the softmax of the two largest logits, in training too; arguments are those of `SoftMoE`."""
 
     def probabilities(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n M"]:
-        """The gates, two of each row above zero."""
         logits = self.router(x)[:, 0]
         top = logits.topk(2, -1)
         return torch.zeros_like(logits).scatter(-1, top.indices, top.values.softmax(-1))
@@ -40,14 +39,9 @@ class HeadedMoE(SoftMoE):
         self.router = Nets([d, heads * experts], 1, seeds, purpose="router weights")
         self.router.b[0].requires_grad_(False)
 
-    def by_head(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n h M"]:
-        """The softmax of each head."""
-        return self.router(x)[:, 0].unflatten(-1, (self.heads, -1)).softmax(-1)
-
     def probabilities(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n M"]:
         """The mean of the heads."""
-        return self.by_head(x).mean(2)
+        return self.router(x)[:, 0].unflatten(-1, (self.heads, -1)).softmax(-1).mean(2)
 
     def chosen(self, x: Float[Tensor, "R n d"]) -> Tensor:
-        """The expert (R, n) with the largest gate."""
         return self.probabilities(x).argmax(-1)

@@ -7,6 +7,7 @@ import subprocess
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ def load_characters(source: str = "manual pages", *, seed: int = 0) -> Character
             "mandoc (in a slim container, remove the path-exclude lines in /etc/dpkg/dpkg.cfg.d before installing)",
             stacklevel=2,
         )
-    pages = pages or python_topics()
+    pages = pages or [topics[name] for name in sorted(topics)]
     order = stream(seed, "texts").permutation(len(pages))
     return Characters(source, *_by_pages([_numbers(folded(pages[i])) for i in order]))
 
@@ -88,13 +89,6 @@ def manual_pages() -> list[str]:
     """The manual pages as mandoc prints them, without first and last line, each once; none if they are not there."""
     files = page_files("manpages", "manpages-dev") if shutil.which("mandoc") else []
     return list(dict.fromkeys(filter(None, map(_printed, files))))
-
-
-def python_topics() -> list[str]:
-    """The topics of Python's own documentation."""
-    from pydoc_data.topics import topics
-
-    return [topics[name] for name in sorted(topics)]
 
 
 def _printed(file: Path) -> str:

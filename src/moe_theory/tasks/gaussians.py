@@ -120,12 +120,7 @@ class GaussianMixture:
         return float(torch.pdist(self.mean.double()).min()) / math.sqrt(self.mean.shape[1])
 
     def sample(self, n: int, seed: int) -> Examples:
-        """n independent examples.
-
-        Args:
-            n: how many.
-            seed: draws them; the mixture's own seed does not enter.
-        """
+        """n independent examples."""
         rng, (k, D) = stream(seed, "examples"), self.mean.shape
         cluster = torch.from_numpy(rng.integers(k, size=check.integer("n", n, 1)))
         noise = torch.from_numpy(rng.standard_normal((n, D))).to(self.mean)

@@ -186,7 +186,7 @@ def _balanced(pages: dict[str, list[Windows]], n_train: int, n_test: int, rng) -
             )
         for part, pool, n in zip(parts, pools, need, strict=True):
             part += [(pool[i], label) for i in rng.permutation(len(pool))[:n]]
-    return _shuffled(parts[0], rng), _shuffled(parts[1], rng)
+    return tuple([part[i] for i in rng.permutation(len(part))] for part in parts)
 
 
 def _split(windows_of: list[Windows], share: float, seen: set, rng) -> tuple[Windows, Windows]:
@@ -213,8 +213,3 @@ def _numbers(part: list, words: tuple[str, ...]) -> tuple[Int[Tensor, "n 16"], I
     number = {word: i for i, word in enumerate(words)}
     tokens = torch.tensor([[number.get(word, 0) for word in window] for window, _ in part])
     return tokens, torch.tensor([label for _, label in part])
-
-
-def _shuffled(items: list, rng) -> list:
-    """The items in random order."""
-    return [items[i] for i in rng.permutation(len(items))]

@@ -218,11 +218,9 @@ class State:
         return self.gains.amax(1)
 
     def some(self, which: Int[Tensor, " b"]) -> "State":
-        """The descents named."""
         return State(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def put(self, which: Int[Tensor, " b"], other: "State") -> "State":
-        """The descents named replaced by those of `other`."""
         return State(*(getattr(self, f.name).index_put((which,), getattr(other, f.name)) for f in fields(self)))
 
 
