@@ -54,8 +54,6 @@ class RouterReport:
         changed: share of tokens whose experts change under Gaussian noise of standard deviation `noise`.
         dropped: share of tokens without all of their experts; misled: of the others and decided ones, with others
             than those of the largest logits.
-        level: mean over tokens of their mean logit, and its standard deviation: no softmax sees it.
-        spread: root mean square of the logits less that mean.
         gauge: share of the router's squared norm in its mean vector; nan if the router was not given.
         dispatch: for each label what the first expert tells of it.
     """
@@ -71,8 +69,6 @@ class RouterReport:
     noise: float
     dropped: float
     misled: float
-    level: tuple[float, float]
-    spread: float
     gauge: float
     dispatch: dict[str, Dispatch]
 
@@ -172,8 +168,6 @@ class RouterStream:
             misled=complete & (gap > 2 * rounding.cpu()) & (chosen != wanted).any(1),
             first=torch.where(chosen.any(1), lead.argmax(1), -1),
             loads=chosen.double().sum(0, keepdim=True),
-            level=h64.mean(1),
-            spread=h64.var(1, correction=0),
         )
         for seen, values in ((self._kept, batch), (self._labels, labels)):
             for name, value in values.items():
@@ -219,8 +213,6 @@ class RouterStream:
             noise=self.noise,
             dropped=float((~complete).double().mean()),
             misled=float(seen["misled"].double().mean()),
-            level=(float(seen["level"].mean()), float(seen["level"].std(correction=0))),
-            spread=float(seen["spread"].mean().sqrt()),
             gauge=math.nan if self.weight is None else gauge_share(self.weight),
             dispatch={
                 name: dispatch_entropies(torch.cat(parts), seen["first"], seed=seed, at=i)

@@ -365,20 +365,15 @@ CONTROLS = {
 }
 
 
+@torch.no_grad()
 def expected(fault: Fault, model: nn.Module, batches: list[dict[str, Tensor]]) -> frozenset[str]:
     """What is to be found in a broken model.
 
     A configuration that does not name a gate cannot be contradicted, and a random router may pass an expert by without
-    any fault: whether it does is counted in the logits that the model itself returns.
+    any fault: whether it does is counted in the largest logits that the model itself returns.
     """
     silent = getattr(model.config, "norm_topk_prob", None) is None
     found = fault.found - {"config"} if silent else fault.found
-    return found | {"dead"} if starves(model, batches) else found
-
-
-@torch.no_grad()
-def starves(model: nn.Module, batches: list[dict[str, Tensor]]) -> bool:
-    """Whether an expert of some layer is never among those of the largest logits that the model returns."""
     outputs = [model(**batch, output_router_logits=True) for batch in batches]
     names = [name for name in outputs[0] if name.endswith("router_logits")]
     k = 1 if "encoder_router_logits" in names else model.config.num_experts_per_tok  # pyright: ignore
@@ -386,5 +381,5 @@ def starves(model: nn.Module, batches: list[dict[str, Tensor]]) -> bool:
         for layer in zip(*(output[name] for output in outputs), strict=True):
             chosen = torch.cat([topk_set(h.flatten(0, -2), k) for h in layer])
             if not chosen.any(0).all():
-                return True
-    return False
+                found = found | {"dead"}
+    return found

@@ -110,8 +110,9 @@ class GaussianMixture:
             target = (target - target.mean(0)) / target.std(0)
         else:
             target = rng.standard_normal((k, outputs, d))
-            target = _widened(target / np.linalg.norm(target, axis=-1, keepdims=True), spurious)
-        self.mean = torch.from_numpy(_widened(mean, spurious)).to(dtype)
+            target /= np.linalg.norm(target, axis=-1, keepdims=True)
+            target = np.pad(target, [(0, 0), (0, 0), (0, spurious)])
+        self.mean = torch.from_numpy(np.pad(mean, [(0, 0), (0, spurious)])).to(dtype)
         self.target = torch.from_numpy(target).to(dtype)
 
     @property
@@ -128,8 +129,3 @@ class GaussianMixture:
         if self.label == "linear":
             y = torch.einsum("nod,nd->no", y, noise)
         return Examples(self.mean[cluster] + noise, y, cluster)
-
-
-def _widened(v: np.ndarray, more: int) -> np.ndarray:
-    """v with so many zeros after its last dimension."""
-    return np.concatenate([v, np.zeros((*v.shape[:-1], more))], -1)
