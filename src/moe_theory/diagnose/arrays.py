@@ -84,7 +84,6 @@ class RouterReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong."""
         found = []
         unseen, fair = 1 - LEVEL ** (1 / self.tokens), self.k / len(self.loads)
         if self.dead and unseen < fair / 2:  # so few tokens that chance may pass an expert by say nothing

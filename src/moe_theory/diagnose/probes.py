@@ -115,7 +115,6 @@ class GateReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong."""
         found = [*self._of_gates(), *self._of_gradient()]
         if self.configured.k not in (None, self.k):
             detail = f"experts for a token, configured {self.configured.k}"

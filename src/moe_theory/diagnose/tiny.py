@@ -183,7 +183,6 @@ def _next_experts(h, gates, experts):
 
 
 def _masked(h, gates, experts):
-    """Expert 0 is left out of the selection."""
     others = torch.cat([torch.full_like(h[..., :1], -torch.inf), h[..., 1:]], -1)
     if _is_mask(h, experts):
         experts = topk_set(others, 1).to(experts.dtype)
@@ -194,7 +193,6 @@ def _masked(h, gates, experts):
 
 @torch.no_grad()
 def _copied(model: nn.Module) -> None:
-    """Expert 1 becomes a copy of expert 0."""
     for layer in layers_of(model):
         parts = list(layer.experts.parameters())
         if parts[0].ndim == 3:
@@ -207,21 +205,17 @@ def _copied(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _silenced(model: nn.Module) -> None:
-    """Expert 1 has weights of 0."""
     for layer in layers_of(model):
         for group in _of_experts(layer):
             group[1].zero_()
 
 
 def _cut(model: nn.Module) -> None:
-    """What a block of router and experts returns is detached."""
     for layer in layers_of(model):
         layer.block.register_forward_hook(lambda _, __, out: out.detach())
 
 
 def _exchanged(model: nn.Module) -> None:
-    """What a block returns for a batch is in the reverse order of its tokens."""
-
     def hook(_, __, out):
         return out.flatten(0, -2).flip(0).view_as(out)
 
@@ -325,14 +319,12 @@ FAULTS = {
 
 @torch.no_grad()
 def _shifted(model: nn.Module) -> None:
-    """All router vectors of a layer move by one vector."""
     for layer in layers_of(model):
         layer.W.add_(torch.linspace(-1, 1, layer.W.shape[1]))
 
 
 @torch.no_grad()
 def _renumbered(model: nn.Module) -> None:
-    """The experts change their numbers, last to first."""
     for layer in layers_of(model):
         layer.W.copy_(layer.W.flip(0))
         for group in _of_experts(layer):
@@ -349,7 +341,6 @@ def _of_experts(layer: Layer) -> list[list[Tensor]]:
 
 
 def _tied(model: nn.Module) -> None:
-    """All layers have the router vectors of the first."""
     first, *others = layers_of(model)
     for layer in others:
         (owner,) = (m for m in layer.router.modules() if any(p is layer.W for p in m.parameters(recurse=False)))

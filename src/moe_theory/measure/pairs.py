@@ -61,12 +61,7 @@ def seeds_needed(differences) -> int:
 
 
 def paired_differences(wide: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> dict[str, pd.Series]:
-    """Differences of two columns, seed by seed, by the name of the pair.
-
-    Args:
-        wide: a line for each seed, a column for each network.
-        pairs: by name the column, and the one that is subtracted.
-    """
+    """Differences of two columns, seed by seed, by the name of the pair: the first less the second."""
     return {name: wide[one] - wide[two] for name, (one, two) in pairs.items()}
 
 

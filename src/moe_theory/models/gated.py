@@ -20,17 +20,9 @@ class TopTwoMoE(SoftMoE):
 
 
 class HeadedMoE(SoftMoE):
-    """The gates are the mean of several softmaxes over the same linear experts, each with weights of its own.
+    """The gates are the mean of several softmaxes, the heads, over the same linear experts, each with its own weights.
 
-    Args:
-        d, outputs: dimensions of an input and of an answer.
-        experts: number M of linear experts.
-        heads: number of softmaxes.
-        seeds: one mixture each.
-
-    Attributes:
-        heads: number of softmaxes.
-        router: its layer has `heads * M` rows, head after head.
+    The other arguments are those of `SoftMoE`; the router's layer has `heads * M` rows, head after head.
     """
 
     def __init__(self, d: int, outputs: int, experts: int, *, heads: int = 2, seeds: Sequence[int] = (0,)):

@@ -54,15 +54,7 @@ class Nets(nn.Module):
 
 
 class DenseNets(nn.Module):
-    """R dense networks side by side.
-
-    Args:
-        sizes: of the input, the hidden layers and the output.
-        seeds: one network each.
-
-    Attributes:
-        nets: their layers.
-    """
+    """R dense networks side by side, one for each seed; the sizes are those of the input, hidden layers and output."""
 
     def __init__(self, sizes: Sequence[int], seeds: Sequence[int]):
         super().__init__()

@@ -209,7 +209,6 @@ class State:
 
     @property
     def gain(self) -> Float[Tensor, " B"]:
-        """The most that one of the last steps gained."""
         return self.gains.amax(1)
 
     def some(self, which: Int[Tensor, " b"]) -> "State":
