@@ -8,7 +8,6 @@ from moe_theory.measure.tables import (
     counts,
     curves,
     effective_experts,
-    entropies,
     experts_in_use,
     interval_sign,
     labels,
@@ -73,8 +72,3 @@ def test_interval_sign():
     nine = np.array([-1.0, 1, 1, 1, 1, 1, 1, 1, 3])
     assert np.std(nine, ddof=1) == pytest.approx(1) and [interval_sign(s * nine) for s in (1, -1)] == [1, -1]
     assert interval_sign([-1.0, 3.0]) == 0
-
-
-def test_entropies_of_tables():
-    """0 for a table with one cluster to an expert, log 2 for an even one."""
-    assert entropies([[[3, 0], [0, 4]], [[5, 5], [5, 5]]]) == pytest.approx([0, np.log(2)])

@@ -9,8 +9,6 @@ from jaxtyping import Int
 from scipy import stats
 from torch import Tensor
 
-from moe_theory.measure.dispatch import dispatch_entropy
-
 
 def curves(histories: Iterable[list[float]]) -> np.ndarray:
     """Stored histories as an array with one line for each.
@@ -100,8 +98,3 @@ def interval_sign(values) -> int:
     """1 if the 95 % t-interval around the mean of independent values lies above 0, -1 if below, 0 if it holds 0."""
     _, low, high = mean_interval(values)
     return int(low > 0) - int(high < 0)
-
-
-def entropies(tables) -> np.ndarray:
-    """Eq. 6.1 for each of some dispatch tables n_km, by the route over single examples."""
-    return np.array([dispatch_entropy(*labels(counts(table))) for table in tables])
