@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 from moe_theory.models import layers
-from moe_theory.models.rules import gumbel, sampled_topk, softmax_topk, topk_softmax  # noqa: F401
+from moe_theory.models.rules import (  # noqa: F401
+    RULES,
+    gumbel,
+    sampled_topk,
+    softmax_topk,
+    top1_noisy,
+    topk_set,
+    topk_softmax,
+)
 
 #: A vector or a stack of vectors; and two stacks of them where one may be repeated for the other.
 Vectors = Float[Tensor, "*batch d"]
