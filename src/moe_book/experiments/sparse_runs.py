@@ -73,7 +73,7 @@ def images() -> tuple[Labelled, Labelled]:
 @cache
 def texts() -> tuple[Labelled, Labelled]:
     """Windows of 16 words from Debian's manual pages, labelled with the section."""
-    data = load_text("manual pages", n_train=4_000, n_test=1_000, vocabulary=VOCABULARY)
+    data = load_text(n_train=4_000, n_test=1_000, vocabulary=VOCABULARY)
     return Labelled(data.train_tokens, data.train_y), Labelled(data.test_tokens, data.test_y)
 
 

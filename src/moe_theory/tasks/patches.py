@@ -88,7 +88,6 @@ class PatchBatch(Coefficients):
         return self
 
     def __getitem__(self, rows: slice) -> "PatchBatch":
-        """The examples `rows` of the batch."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return PatchBatch(**{name: t if name in ("v", "c") else t[rows] for name, t in own.items()})
 
