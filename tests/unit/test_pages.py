@@ -222,7 +222,9 @@ def test_bibtex_of_the_book_and_of_the_papers_can_be_read():
 
 
 def test_the_readme_counts_as_the_front_page_does():
-    counts = [Counter(row["verdict"] for row in REGISTRY.values() if (row["paper"] == "book") is own) for own in (0, 1)]
+    counts = [
+        Counter(row["verdict"] for row in REGISTRY.values() if (row["paper"] == "book") == own) for own in (False, True)
+    ]
     papers, own = ({verdict: found[verdict] for verdict in claims.VERDICTS} for found in counts)
     readme = (build.ROOT / "README.md").read_text(encoding="utf-8")
     assert " ".join(pages.summary(papers, own).split()) in " ".join(readme.split())
