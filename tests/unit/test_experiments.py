@@ -130,6 +130,9 @@ def test_command_line(tiny, capsys, monkeypatch):
 
 SLOW = {  # smoke profiles of more than about a second
     "baselines",
+    "contact",
+    "cosine_language",
+    "domains",
     "exploration",
     "exponents",
     "image_functions",
@@ -140,6 +143,9 @@ SLOW = {  # smoke profiles of more than about a second
     "images_latent",
     "images_longer",
     "images_pilot",
+    "language_plain",
+    "language_routers",
+    "language_widths",
     "languages",
     "many_draws",
     "moe_balanced",
@@ -150,6 +156,7 @@ SLOW = {  # smoke profiles of more than about a second
     "moe_tables",
     "outcome",
     "sparse_at_length",
+    "sparse_more_seeds",
     "sparse_training",
     "voronoi_batches",
     "voronoi_bounds",

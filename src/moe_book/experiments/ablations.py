@@ -17,6 +17,7 @@ N, LOOKED_AT, SEEDS, FILTERS = 2_000, 100, range(10), 16
 SIZES, FEW, DRAWS = (1_000, 2_000, 4_000, 8_000, 16_000), 50, 200
 DIGITS = 5  # of what is stored
 ALIKE = dict(experts=8, filters=FILTERS, activation="cubic")  # the layer of `apart`
+SMOKE = dict(n=200, steps=20, every=10)
 
 
 def _key(run: str, seed: int, steps: int, every: int, **options) -> dict:
@@ -47,11 +48,6 @@ def leads() -> list[dict]:
 def apart() -> list[dict]:
     """Experts that start alike after 1 and 20 steps: ten seeds at each of five sizes, 200 at the smallest."""
     return [dict(n=n, seed=seed) for n in SIZES for seed in (range(DRAWS) if n == SIZES[0] else SEEDS)]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """The first rows of a grid with few examples, and few steps where the grid names them."""
-    return [{**key, "n": 200, **({"steps": 20, "every": 10} if "steps" in key else {})} for key in grid[:3]]
 
 
 def _watch(parameters: dict, x: torch.Tensor, signals: torch.Tensor) -> dict:

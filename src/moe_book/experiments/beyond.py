@@ -18,13 +18,14 @@ from moe_theory.tasks.dictionary import DictionaryTask, Sums
 from moe_theory.tasks.tokens import Sequences, TokenTask
 from moe_theory.training.batched import losses, train
 
-SEEDS, SMALL = range(5), 512
+SEEDS = range(5)
 #: Examples of a test, and steps that a live recomputation takes.
 N_TEST, FIRST = 4_096, 20
 #: C.2 and C.3 name no optimizer, and these are ours.
 TOKENS, DICTIONARY = dict(rate=1e-2, router_rate=1e-2, batch=128), dict(rate=1e-2, router_rate=1e-2, batch=256)
 #: Hidden width of the dense networks: as many parameters as 32 linear experts and their router.
 WIDTH = 64
+SMOKE = dict(n=512, steps=FIRST)
 
 
 def tokens() -> list[dict]:
@@ -36,11 +37,6 @@ def tokens() -> list[dict]:
 def dictionary() -> list[dict]:
     """C.3: 32 and 128 atoms, two in an input, 32 linear experts."""
     return [dict(c=c, n=32_768, steps=1200, seed=seed) for seed in SEEDS for c in (32, 128)]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """One row with few examples and steps."""
-    return [{**grid[0], "n": SMALL, "steps": FIRST}]
 
 
 def _learn(net: nn.Module, data, key: dict, how: dict, *, frozen: tuple[bool, ...] = (False,)) -> list[float]:

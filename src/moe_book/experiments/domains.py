@@ -34,17 +34,13 @@ D, WIDTH, EXPERTS, K = 16, 32, 6, 2
 BATCH, RATE, STEPS, SEEDS = 128, 0.03, 300, 5
 #: Steps whose mean loss is stored, and that a live recomputation takes.
 FIRST = 20
+SMOKE = dict(steps=FIRST)
 
 
 def grid() -> list[dict]:
     """All models and angles of a seed, one seed after the other."""
     keys = ((seed, angle, model) for seed in range(SEEDS) for angle in range(len(ANGLES)) for model in MODELS)
     return [dict(model=model, held_out=angle, steps=STEPS, seed=seed) for seed, angle, model in keys]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """A few steps of two rows."""
-    return [{**key, "steps": FIRST} for key in rows[:2]]
 
 
 @lru_cache(maxsize=2)

@@ -33,6 +33,7 @@ SELECTED = (1, 2, 4, 8, 16, 32, 64)
 SPREADS, CORRELATIONS, STAGES, REPETITIONS = (0.1, 1.0), (0.0, 0.5, 1.0), ("start", "trained"), 10
 INPUTS, CURVED = 64, 2  # inputs that the norms are averaged over; of these, inputs whose Hessian is looked at
 STEPS, BATCH, RATE = 500, 32, 0.02  # SGD at rate RATE * K: the gates divide the step that the block sees by about K
+SMOKE = {}  # a row takes seconds as it is
 
 
 def grid() -> list[dict]:
@@ -45,11 +46,6 @@ def grid() -> list[dict]:
         for k in SELECTED
         for rep in range(REPETITIONS)
     ]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows before training."""
-    return grid[:1] + grid[REPETITIONS : REPETITIONS + 1]
 
 
 def draw_block(seed: int, spread: float, rho: float, *, purpose: str = "weights") -> Block:

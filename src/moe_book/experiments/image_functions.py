@@ -24,6 +24,7 @@ SEEDS, EXPERTS, WIDTH, D, SIDE = range(3), 20, 32, 16, 16
 N_TRAIN, N_TEST, STEPS, BATCH, RATE = 8_000, 2_000, 800, 128, 1e-3
 POINTS, LIVE, DIGITS = 4, 20, 5
 MODELS = (("v and z", "nothing"), ("v and z", "head"), ("v and z", "CNN"), ("v", "nothing"), ("v", "CNN"))
+SMOKE = dict(data="digits", steps=LIVE)  # which are always at hand
 
 
 def grid() -> list[dict]:
@@ -38,11 +39,6 @@ def grid() -> list[dict]:
 def baseline_grid() -> list[dict]:
     """One row for each seed."""
     return [dict(data="fashion-mnist", seed=seed) for seed in SEEDS]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each, on the digits, which are always at hand."""
-    return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
 
 
 def target(seed: int) -> Tensor:

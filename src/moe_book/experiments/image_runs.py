@@ -42,6 +42,7 @@ MODELS = ("single", "moe")
 CONTROLS = ("normalized", "wide", "frozen")
 GROUPS = [0, 1, 0, 1, 0, 2, 0, 2, 3, 2]  # of garments: tops; trousers and dresses; shoes; bags
 SHOWN, NEIGHBOURS = 300, 10  # images in a picture of the latent space, and neighbours that are asked for their class
+SMOKE = dict(data="digits", steps=LIVE)  # which are always at hand
 
 
 def cnn_grid() -> list[dict]:
@@ -81,11 +82,6 @@ def _grid(models, *, network="CNN", tasks=("plain", "rotated"), seeds=SEEDS, ste
 def baseline_grid() -> list[dict]:
     """Both tasks, three seeds."""
     return [dict(data="fashion-mnist", task=task, seed=seed) for task in ("plain", "rotated") for seed in FEWER_SEEDS]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each, on the digits, which are always at hand."""
-    return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
 
 
 @lru_cache(maxsize=2)

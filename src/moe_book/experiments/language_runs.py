@@ -32,6 +32,7 @@ NARROW, STEPS = 16, 1_000
 POINTS, CURVE, FIRST = 10, 32 * 256, 50
 #: Passages of the test part in which routing is measured.
 SEEN = 1_024
+SMOKE = dict(steps=FIRST)
 
 
 def routers() -> list[dict]:
@@ -52,11 +53,6 @@ def widths() -> list[dict]:
 def plain() -> list[dict]:
     """N-grams of each order, which have read the whole training part, and a compressor."""
     return [dict(model=f"{n}-gram") for n in range(1, 9)] + [dict(model="lzma")]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """One row with few steps."""
-    return [{**grid[0], "steps": FIRST} if "steps" in grid[0] else grid[0]]
 
 
 @cache

@@ -12,6 +12,7 @@ N, PREFIX = 16_000, 50
 COEFFICIENTS = (0.01, 0.1, 1.0, 10.0)  # of the load-balancing loss in Table 9, which names none
 STEPS = {"as written": 2_000, "released": 601}
 SEEDS = range(10)
+SMOKE = dict(n=200, steps=PREFIX)
 
 
 def _key(setting: str, variant: str, activation: str, seed: int, **options) -> dict:
@@ -83,11 +84,6 @@ def load_or_speed() -> list[dict]:
         for balance in (0.0, 0.01)
         for normalized, eta in ((True, 1e-3), *((False, eta) for eta in rates[variant]))
     ]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """The first rows of a grid with few examples and steps."""
-    return [{**key, "n": 200, "steps": PREFIX} for key in grid[:4]]
 
 
 def _task(key: dict) -> PatchTask:

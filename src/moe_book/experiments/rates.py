@@ -50,6 +50,7 @@ TOGETHER, LARGEST = 10, 21_544  # repetitions and size of `batches`, for their c
 N_STARTS = 10  # data sets of size FROM that are fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 DIGITS = 6  # of what is stored
+SMOKE = dict(n=700)
 
 
 class Figure(NamedTuple):
@@ -125,11 +126,6 @@ def batches() -> list[dict]:
     pairs = [dict(figure=f, router=r) for f, figure in FIGURES.items() for r in figure.routers]
     more = list(READINGS.values())[3:]
     return [dict(**pair, **how, n=n, reps=TOGETHER) for n in SIZES if n <= LARGEST for how in more for pair in pairs]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows of a grid with few examples."""
-    return [{**key, "n": 700} for key in grid[:2]]
 
 
 def truth(name: str) -> MixingMeasure:

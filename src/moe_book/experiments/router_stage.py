@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
-from moe_book.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
+from moe_book.experiments.stages import FILTERS, N_TEST, SEEDS, SMOKE
 from moe_book.experiments.store import recompute
 from moe_theory.measure.inner import feature_ratios, inner_products, professions
 from moe_theory.measure.patch_layer import off_the_set
@@ -18,13 +18,13 @@ from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training import train_patch_moe
 
 __all__ = [
+    "SMOKE",
     "gap",
     "gap_live",
     "gap_row",
     "gaps",
     "gaps_at_T_2",
     "off_start",
-    "smoke",
     "watched",
     "watched_live",
     "watched_row",

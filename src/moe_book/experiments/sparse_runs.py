@@ -33,6 +33,7 @@ SHOWN = 2_000  # training examples over which the loss of a stage is averaged
 VOCABULARY = 1_000
 RATE = 0.001  # of MLP and CNN in the paper (5.2)
 RATES = (0.05, 0.005, 0.0005, 0.00005)  # at which a trained network is measured besides; the last is that of BERT
+SMOKE = dict(task="gaussians", steps=10)
 
 
 class Task(NamedTuple):
@@ -202,13 +203,6 @@ def long_grid() -> list[dict]:
 def more_seeds_grid() -> list[dict]:
     """The CNN of `long_grid` under the first rule at seven more seeds, for K = 1 and 5 alone."""
     return [_key("fashion-mnist", ARMS[0], k, seed, RATE, 23_500) for seed in range(3, 10) for k in (1, 5)]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """The first rows at K = 1 of two arms, or of the only one, for the Gaussians, which need no data; ten steps."""
-    like = {"task": rows[0]["task"], "k": 1, "seed": rows[0]["seed"]}
-    first = [{**row, "task": "gaussians", "steps": 10} for row in rows if like.items() <= row.items()]
-    return first[:1] + first[1:][:4][-1:]
 
 
 def start(key: dict) -> tuple[SparseNetwork, float]:

@@ -46,17 +46,12 @@ def grid() -> list[dict]:
 #: layers, a third of the variance; and batches and steps enough for Adam's rate to carry an expert to its label.
 WIDE = {"experts": 512, "scale": 1.5, "init": 0.577, "batch": 512, "steps": 9_000}
 DECAYS, WIDE_SEEDS = (0.0, 1e-6, 3e-6, 1e-5), SEEDS
+SMOKE = dict(n=500, steps=LIVE)
 
 
 def decays() -> list[dict]:
     """`WIDE` over lambda."""
     return [BASE | WIDE | {"decay": decay, "seed": seed} for seed in WIDE_SEEDS for decay in DECAYS]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """The first run with few examples and steps, plain and frozen."""
-    frozen = {**rows[0], "frozen": True}
-    return [{**key, "n": 500, "steps": LIVE} for key in (rows[0], frozen)]
 
 
 def row(key: dict) -> dict:

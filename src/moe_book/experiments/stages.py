@@ -18,6 +18,7 @@ from moe_theory.training import train_patch_moe
 RATE, SEEDS, FILTERS, N_TEST = 0.02, range(10), 16, 4_000
 SIGMAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 DIMENSIONS = (16, 32, 64, 128, 256)
+SMOKE = dict(n=200, steps=50)
 
 
 def exploration() -> list[dict]:
@@ -33,11 +34,6 @@ def outcome() -> list[dict]:
     by_d += [dict(scan="d, sigma_0 = 0.1", sigma_0=0.1, d=d, n=32 * d) for d in DIMENSIONS]
     by_n = [dict(scan="n", sigma_0=0.1, d=64, n=n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384)]
     return [dict(**key, experts=16, seed=seed) for seed in SEEDS for key in (*by_d, *by_n)]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows of a grid with few examples, and few steps where the grid names them."""
-    return [{**key, "n": 200, **({"steps": 50} if "steps" in key else {})} for key in grid[:2]]
 
 
 def _run(key: dict, steps: int) -> tuple[PatchBatch, PatchBatch, PatchMoE, PatchMoE, list[dict]]:

@@ -29,6 +29,7 @@ SETTINGS = list(itertools.product((1e-2, 3e-2), (1 / 3, 1.0, 3.0)))  # rates of 
 DRAWS, SHAKEN, STEP = 10, 64, 0.05  # of the two steps that stability is measured with: draws, examples, rate
 LIVE = 20  # steps that a recomputation takes
 DIGITS = 6  # significant, of stored values
+SMOKE = dict(task="gaussians", steps=LIVE)
 
 noisy_softmax_topk = Rule("noisy_softmax_topk", over_all=True, needs_noise=True)
 hashed_topk = Rule("hashed_topk", over_all=False, needs_noise=True)
@@ -78,11 +79,6 @@ def sweeps() -> list[dict]:
     """The degrees of one decision, on two tasks."""
     every = ((name, value) for name, degrees in SWEEPS.items() for value in degrees)
     return [_key(task, f"{name} {value}", STEPS) for name, value in every for task in SWEPT]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each."""
-    return [{**key, "steps": LIVE} for key in rows[:2]]
 
 
 def _key(task: str, router: str, steps: int) -> dict:
