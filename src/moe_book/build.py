@@ -1,4 +1,4 @@
-"""Build the book: execute the chapters, collect their claim cards, render the pages.
+"""Build the book: execute the chapters, collect their verdict boxes, render the pages.
 
 `python -m moe_book.build` is what `make book` runs; `--store` writes outputs back into the tree instead, of those
 chapters whose inputs are not the ones that their stored outputs were made from. What has not changed is not run again.

@@ -1,6 +1,6 @@
-"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, cards.
+"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, boxes.
 
-Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their cards.
+Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their boxes.
 """
 
 import base64
@@ -168,9 +168,14 @@ def _paper(key: str) -> str:
 
 
 def _chapter(row: dict) -> str:
-    """Link from a page under book/ to the card in the chapter that settled the claim."""
+    """Link from a page under book/ to the box in the chapter that settled the claim."""
     name = f"chapter {int(row['chapter'])}"
-    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{name}</a>' if "notebook" in row else name
+    return f'<a href="{_address(row)}">{name}</a>' if "notebook" in row else name
+
+
+def _address(row: dict) -> str:
+    """That of a claim's box, or of its line in the ledger while it is open, from a page under book/."""
+    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
 
 
 def _verdict(verdict: str, link: str = "") -> str:
@@ -363,11 +368,6 @@ def _named(claims: Iterable[str]) -> str:
     )
 
 
-def _card(row: dict) -> str:
-    """The address of a claim's card, or of its line in the ledger while it is open, from a page under book/."""
-    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
-
-
 def _use(graph: claim_graph.Graph) -> str:
     """How much hangs together: what is used most, and the longest chain."""
     users = claim_graph.turned(graph)
@@ -403,12 +403,12 @@ def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
 
 
 def _entry(row: dict, graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
-    """A claim in the list: the way to its card, what it rests on and what rests on it."""
+    """A claim in the list: the way to its box, what it rests on and what rests on it."""
     claim = row["id"]
     links = {"rests on": graph[claim], "used by": users[claim]}
     uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
     return (
-        f'<li id="map-{claim}"><a href="{_card(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
+        f'<li id="map-{claim}"><a href="{_address(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
         f"{'<br>' * bool(uses)}{'<br>'.join(uses)}</li>"
     )
 
@@ -420,7 +420,7 @@ def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: c
     drawn = {other: [] for others in drawn.values() for other in others if other not in drawn} | drawn
     nodes = {
         claim: claim_graph.Node(
-            _card(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
+            _address(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
         )
         for claim, row in rows.items()
         if claim in drawn
@@ -552,18 +552,19 @@ def _outputs(notebook: nbformat.NotebookNode):
     return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
 
 
-def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
-    """What leads on from a card: the boxes it rests on, its line in the ledger, its erratum, its paper."""
-    links = derived(card["id"], known, here)
-    links += [f'<a href="../book/ledger.html#{card["id"]}">ledger</a>']
-    links += [f'<a href="../book/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
-    if card["paper"] in addresses():
-        links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
+def _links(row: dict, known: Mapping[str, Box], here: str) -> str:
+    """What leads on from a verdict box: the theorems behind it, its line in the ledger, its erratum, its paper."""
+    links = derived(row["id"], known, here)
+    links.append(f'<a href="../book/ledger.html#{row["id"]}">ledger</a>')
+    if row["verdict"] in NEWS:
+        links.append(f'<a href="../book/errata.html#erratum-{row["id"]}">erratum</a>')
+    if row["paper"] in addresses():
+        links.append(f'<a href="{addresses()[row["paper"]]}">the paper</a>')
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
 def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) -> str:
-    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address.
+    """An executed chapter as Sphinx reads it: boxes with their links, figures and tables with number and address.
 
     Args:
         path: the executed notebook.

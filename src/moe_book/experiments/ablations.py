@@ -76,15 +76,8 @@ def _history(key: dict) -> list[dict]:
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     x, signals = train.x[:LOOKED_AT].double().sum(1), task.v.double()
     options = {k: key[k] for k in ("steps", "activation", "experts", "balance", "same_start", "normalized", "eta")}
-    (run,) = train_patch_moe(
-        train,
-        test,
-        seeds=(key["seed"],),
-        filters=FILTERS,
-        record_every=key["every"],
-        measure=lambda parameters: _watch(parameters, x, signals),
-        **options,
-    )
+    options |= dict(seeds=(key["seed"],), filters=FILTERS, record_every=key["every"])
+    (run,) = train_patch_moe(train, test, measure=lambda parameters: _watch(parameters, x, signals), **options)
     return run.history
 
 
@@ -128,11 +121,6 @@ def _plain_step(train: PatchBatch, few: PatchBatch, start: torch.Tensor, seed: i
     return float(across.square().sum(1).mean().sqrt() / along.norm())
 
 
-def _spread(parameters: dict) -> dict:
-    W = parameters["W"]
-    return {"spread": float((W - W.mean(0)).square().sum((1, 2)).mean().sqrt())}
-
-
 def apart_row(key: dict) -> dict:
     """Eight cubic experts from one start, setting 1: r as derived and as a plain step has it, and distances.
 
@@ -143,9 +131,13 @@ def apart_row(key: dict) -> dict:
     task = PatchTask(seed=seed)
     train, few = task.sample(key["n"], 2 * seed + 1), task.sample(FEW, 2 * seed + 2)
     start = PatchMoE(task.d, ALIKE["experts"], FILTERS, seed=seed).W.data[:1]
-    (run,) = train_patch_moe(
-        train, few, steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=_spread, **ALIKE
-    )
+
+    def spread(parameters: dict) -> dict:
+        W = parameters["W"]
+        return {"spread": float((W - W.mean(0)).square().sum((1, 2)).mean().sqrt())}
+
+    how = dict(steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=spread, **ALIKE)
+    (run,) = train_patch_moe(train, few, **how)
     found = {
         "derived": derived_ratio(train, start[0].to(train.x), ALIKE["experts"]),
         "plain_step": _plain_step(train, few, start.to(train.x), seed),

@@ -132,12 +132,9 @@ def live(key: dict) -> dict:
 def plain_row(key: dict) -> dict:
     """Bits per character of the test part, given the training part."""
     if key["model"] == "lzma":
-        before, after = (len(lzma.compress(unfolded(t).encode(), preset=9)) for t in (text().train, _all()))
+        both = torch.cat([text().train, text().test])
+        before, after = (len(lzma.compress(unfolded(t).encode(), preset=9)) for t in (text().train, both))
         bits = 8 * (after - before) / len(text().test)
     else:
         bits = ngram_bits(text().train, text().test, int(key["model"][0]))
     return rounded({"test": bits, "text": text().name, "digest": text().digest}, 6)
-
-
-def _all():
-    return torch.cat([text().train, text().test])

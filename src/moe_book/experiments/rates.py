@@ -7,6 +7,7 @@ the same one with none set to zero, to which the theory of the cosine router app
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -199,19 +200,10 @@ def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
     return MixingMeasure(G.beta0[which], G.beta1[which], G.eta[which])
 
 
-def data(key: dict) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"], MixingMeasure]:
-    """Inputs, responses and truth of a row of Figure 1."""
-    G, _, _, x, y = _problem(key)
-    return x, y, G
-
-
 def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Truth, fitted router, true function and data of a row of Figure 1."""
     G, router = truth(key["truth"]), ROUTERS[key["router"]]()
-
-    def f(x: Tensor) -> Tensor:
-        return true_function(G, router, "relu", x)
-
+    f = partial(true_function, G, router, "relu")
     return G, router, f, *sample_regression(f, key["n"], D, 1 + key["rep"])
 
 
@@ -256,11 +248,7 @@ def starts_row(key: dict) -> dict:
 def _descent(key: dict, G: MixingMeasure, rep: int) -> tuple:
     """True function, data, start and the cells of its atoms in one repetition of a figure."""
     figure = FIGURES[key["figure"]]
-    source = ROUTERS[figure.true_router or key["router"]]()
-
-    def f(x: Tensor) -> Tensor:
-        return true_function(G, source, figure.expert, x)
-
+    f = partial(true_function, G, ROUTERS[figure.true_router or key["router"]](), figure.expert)
     return f, *sample_regression(f, key["n"], D, 1 + rep), *near(G, figure.k, key["near"], 1000 + rep)
 
 

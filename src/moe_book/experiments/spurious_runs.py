@@ -63,25 +63,15 @@ def row(key: dict) -> dict:
     network = SoftMoE(D, OUTPUTS, key["experts"], seeds=[key["seed"]])
     with torch.no_grad():
         network.router.W[0].mul_(key["init"])
-    run = train(
-        network,
-        [data],
-        steps=key["steps"],
-        batch=key.get("batch", BATCH),
-        seeds=[key["seed"]],
-        rate=RATE,
-        router_rate=ROUTER_RATE,
-        decay=[key["decay"]],
-        frozen=[key["frozen"]],
-    )
+    how = dict(steps=key["steps"], batch=key.get("batch", BATCH), rate=RATE, router_rate=ROUTER_RATE)
+    how |= dict(seeds=[key["seed"]], decay=[key["decay"]], frozen=[key["frozen"]])
     course = [measured(network, test)]
-    for step, _ in enumerate(run, 1):
+    for step, _ in enumerate(train(network, [data], **how), 1):
         if step in AT:
             course.append(measured(network, test))
-    columns = zip(*course, strict=True)
-    return dict(zip(("relevant", "spurious", "loss"), map(list, columns), strict=True)) | {
-        "separation": rounded(task.separation, 6)
-    }
+    columns = map(list, zip(*course, strict=True))
+    found = dict(zip(("relevant", "spurious", "loss"), columns, strict=True))
+    return found | {"separation": rounded(task.separation, 6)}
 
 
 def measured(network: SoftMoE, test) -> tuple[float, float, float]:

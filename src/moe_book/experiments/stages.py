@@ -60,14 +60,12 @@ def exploration_row(key: dict) -> dict:
     steps = int(key["sigma_0"] ** 0.5 / eta)
     train, test, start, end, history = _run(key, steps)
     with torch.no_grad():
-        return _at_T1(key, eta * steps, train, test, start, end) | {
-            "steps": steps,
-            "loss": round(history[-1]["loss"], 6),
-        }
+        found = _at_T1(eta * steps, train, test, start, end)
+    return found | {"steps": steps, "loss": round(history[-1]["loss"], 6)}
 
 
-def _at_T1(key, path: float, train: PatchBatch, test: PatchBatch, start: PatchMoE, end: PatchMoE) -> dict:
-    m = torch.arange(key["experts"])
+def _at_T1(path: float, train: PatchBatch, test: PatchBatch, start: PatchMoE, end: PatchMoE) -> dict:
+    m = torch.arange(len(end.W))
     k, j = professions(start.W, train.v)
     products = (train.v @ end.W.mT).clone()
     winner = products[m, k, j].clone()
@@ -124,12 +122,9 @@ def outcome_row(key: dict) -> dict:
         "own_error": own,
         "predicted": k == later,
     }
+    percent = {name: round(100 * value.double().mean().item(), 4) for name, value in share.items()}
     counts = {"empty": len(train.v) - len(k.unique()), "used": len(m.unique())}
-    return (
-        {name: round(100 * value.double().mean().item(), 4) for name, value in share.items()}
-        | counts
-        | {"entropy": round(history[-1]["dispatch_entropy"], 5)}
-    )
+    return percent | counts | {"entropy": round(history[-1]["dispatch_entropy"], 5)}
 
 
 def beyond() -> list[dict]:
@@ -147,16 +142,9 @@ def beyond_row(key: dict) -> dict:
     task = PatchTask(seed=key["seed"], **SETTINGS[key["setting"]])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     k, _ = professions(PatchMoE(task.d, key["experts"], FILTERS, seed=key["seed"]).W.data, train.v)
-    (run,) = train_patch_moe(
-        train,
-        test,
-        experts=key["experts"],
-        steps=key["steps"],
-        seeds=(key["seed"],),
-        balance=key["balance"],
-        record_every=min(200, key["steps"]),
-        measure=lambda parameters: {"spread": spread(parameters, train, k)},
-    )
+    options = {name: key[name] for name in ("experts", "steps", "balance")}
+    options |= dict(seeds=(key["seed"],), record_every=min(200, key["steps"]))
+    (run,) = train_patch_moe(train, test, measure=lambda now: {"spread": spread(now, train, k)}, **options)
     curves = {
         "steps_at": [h["step"] for h in run.history],
         "loss": [round(h["loss"], 6) for h in run.history],
