@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.cosine_language import ARMS, holding
 from moe_book.experiments.language_runs import information
+from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.models.language import dense_width
 from moe_theory.models.places import PlacesNetwork
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import ANGLES, Clustered, domain_task
 from moe_theory.training.fit import annealed
 
@@ -46,10 +46,7 @@ def grid() -> list[dict]:
 @lru_cache(maxsize=2)
 def data(held_out: int, seed: int) -> tuple[Clustered, Clustered, Clustered]:
     """Training, validation and test part; ValueError where only a stand-in for the data can be had."""
-    images = load_images("fashion-mnist")
-    if images.name != "fashion-mnist":
-        raise ValueError(f"data: expected fashion-mnist to be at hand, got {images.name}")
-    return domain_task(images, held_out, SIZES, side=SIDE, seed=seed)
+    return domain_task(images_at_hand("fashion-mnist"), held_out, SIZES, side=SIDE, seed=seed)
 
 
 def build_network(key: dict) -> PlacesNetwork:

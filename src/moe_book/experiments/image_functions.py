@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.image_router import ImageRoutedMoE
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import plain_task
 from moe_theory.training.fit import fit
 
@@ -49,10 +49,7 @@ def target(seed: int) -> Tensor:
 @lru_cache(maxsize=2)
 def data(name: str, seed: int) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
     """The functions w (10, d), unit vectors, and for both parts images, v from N(0, I), `w_class . v`, and classes."""
-    images = load_images(name)
-    if images.name != name:
-        raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
-    w = target(seed)
+    images, w = images_at_hand(name), target(seed)
     rng, parts = torch_stream(seed, "inputs"), []
     sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
     for part in plain_task(images, *sizes, side=SIDE, seed=seed):

@@ -22,11 +22,11 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
 from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.dispatched import DispatchedMoE, PixelRouter
 from moe_theory.models.image_networks import NETWORKS
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import Clustered, plain_task, rotate_task
 from moe_theory.training.minibatch import answers, train
 
@@ -88,9 +88,7 @@ def baseline_grid() -> list[dict]:
 @lru_cache(maxsize=2)
 def data(name: str, task: str, seed: int) -> tuple[Clustered, Clustered]:
     """Training and test part of a task; ValueError where only a stand-in for the data can be had."""
-    images = load_images(name)
-    if images.name != name:
-        raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
+    images = images_at_hand(name)
     sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
     if task == "plain":
         return plain_task(images, *sizes, side=SIDE, seed=seed)

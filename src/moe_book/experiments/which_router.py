@@ -66,29 +66,28 @@ SWEPT = ("gaussians", "fashion")
 
 def grid() -> list[dict]:
     """All routers on all tasks; one with K = 1 also for as many evaluations of experts as the others have."""
-    rows = [_key(task, name, STEPS) for task in TRIALS for name in ROUTERS]
-    return rows + [_key(task, TWICE, 2 * STEPS) for task in TRIALS]
+    rows = [dict(task=task, router=name, steps=STEPS) for task in TRIALS for name in ROUTERS]
+    return rows + [dict(task=task, router=TWICE, steps=2 * STEPS) for task in TRIALS]
 
 
 def plain() -> list[dict]:
     """The plain network on all tasks; there is no router to look at."""
-    return [_key(task, PLAIN, STEPS) for task in TRIALS]
+    return [dict(task=task, router=PLAIN, steps=STEPS) for task in TRIALS]
 
 
 def sweeps() -> list[dict]:
     """The degrees of one decision, on two tasks."""
-    every = ((name, value) for name, degrees in SWEEPS.items() for value in degrees)
-    return [_key(task, f"{name} {value}", STEPS) for name, value in every for task in SWEPT]
+    return [dict(task=task, router=name, steps=STEPS) for name in _swept() for task in SWEPT]
 
 
-def _key(task: str, router: str, steps: int) -> dict:
-    return dict(task=task, router=router, steps=steps)
+def _swept() -> dict[str, Choice]:
+    """The choices of `SWEEPS` by their names."""
+    return {f"{name} {value}": choice for name, degrees in SWEEPS.items() for value, choice in degrees.items()}
 
 
 def choice_of(router: str) -> Choice:
     """The choice of that name, of `ROUTERS` or of `SWEEPS`; the plain network has that of the reference."""
-    swept = {f"{name} {value}": choice for name, degrees in SWEEPS.items() for value, choice in degrees.items()}
-    return {**ROUTERS, **swept, PLAIN: ROUTERS[REFERENCE]}[router]
+    return {**ROUTERS, **_swept(), PLAIN: ROUTERS[REFERENCE]}[router]
 
 
 class Sets(NamedTuple):
