@@ -368,9 +368,8 @@ def _named(claims: Iterable[str]) -> str:
     )
 
 
-def _use(graph: claim_graph.Graph) -> str:
+def _use(graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
     """How much hangs together: what is used most, and the longest chain."""
-    users = claim_graph.turned(graph)
     in_all = {claim: len(claim_graph.reached(users, claim)) for claim in graph}
     linked = [claim for claim in graph if graph[claim] or users[claim]]
     most = sorted(graph, key=lambda claim: -in_all[claim])[:MOST]
@@ -383,18 +382,16 @@ def _use(graph: claim_graph.Graph) -> str:
     )
 
 
-def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
+def _touched(rows: Mapping[str, dict], users: claim_graph.Graph) -> str:
     """Which claims a verdict other than those of `FIRM` touches: a table, first what carries most."""
-    users = claim_graph.turned(graph)
-    in_all = {claim: claim_graph.reached(users, claim) for claim in graph}
-    weak = sorted((c for c in graph if rows[c]["verdict"] not in FIRM), key=lambda claim: -len(in_all[claim]))
+    in_all = {c: len(claim_graph.reached(users, c)) for c, row in rows.items() if row["verdict"] not in FIRM}
     lines = "".join(
         f"<tr><td>{_named([claim])}</td><td>{_verdict(rows[claim]['verdict'])}</td><td>{_named(users[claim])}</td>"
-        f"<td>{len(in_all[claim])}</td></tr>"
-        for claim in weak
+        f"<td>{in_all[claim]}</td></tr>"
+        for claim in sorted(in_all, key=lambda claim: -in_all[claim])
         if in_all[claim]
     )
-    bare = sum(not in_all[claim] for claim in weak)
+    bare = [*in_all.values()].count(0)
     head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "rests on it directly", "in all"))
     return (
         f'<table class="touched"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>\n'
@@ -427,11 +424,7 @@ def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: c
     }
     picture = claim_graph.drawing(drawn, nodes, f"{name}: which claim rests on which")
     entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
-    return [
-        f"## {name}\n",
-        f"{picture}\n",
-        f'<ul class="claim-uses">\n{entries}\n</ul>\n',
-    ]
+    return [f"## {name}\n", f"{picture}\n", f'<ul class="claim-uses">\n{entries}\n</ul>\n']
 
 
 def map_page(ledger: dict) -> str:
@@ -448,13 +441,13 @@ def map_page(ledger: dict) -> str:
             "what rests on it stand out. A box leads to the verdict box of its claim, and its edge has the colour of "
             "the verdict. Below each drawing the same stands as a list, with the claims that stand by themselves, "
             "too.\n",
-            _use(graph),
+            _use(graph, users),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",
             f"Claims whose verdict is none of {', '.join(FIRM[:-1])} and {FIRM[-1]}, and what rests on them. That does "
             "not put it in doubt: it uses what the book left of them. It says where to look again if one of them is "
             "read in its paper's form.\n",
-            _touched(rows, graph),
+            _touched(rows, users),
         ]
     )
 

@@ -16,14 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
-from moe_theory.measure.scaling import (
-    Exponent,
-    by_size,
-    exponent_by_size,
-    exponent_difference,
-    fit_exponent,
-    log_slope,
-)
+from moe_theory.measure.scaling import Exponent, by_size, exponent_by_size, exponent_difference, fit_exponent, log_slope
 from moe_theory.measure.voronoi import aligned, error_parts, voronoi_loss
 from moe_theory.models.mixture import (
     MixingMeasure,
