@@ -55,17 +55,12 @@ def _loss(net: nn.Module, data) -> list[float]:
     return losses(net, [data] * len(next(net.parameters())), weighted=True).tolist()
 
 
-@torch.no_grad()
-def _gates(W: Tensor, x: Tensor) -> Tensor:
-    return (x @ W.T).softmax(-1)
-
-
 def _sparsities(moe: SoftMoE, x: Tensor, cluster: Tensor, seed: int) -> dict:
     """Of the learned router (the first), the same with its columns shuffled, and the frozen one if it is the second."""
     learned, *frozen = moe.router.W[0].detach()[:2, 0]
     routers = {"sparsity": learned, "sparsity_shuffled": shuffled(learned, seed)}
     routers |= dict(zip(["sparsity_frozen"], frozen, strict=False))
-    return {name: average_sparsity(_gates(W, x), cluster) for name, W in routers.items()}
+    return {name: average_sparsity((x @ W.T).softmax(-1), cluster) for name, W in routers.items()}
 
 
 def _token_mixtures(key: dict) -> tuple[TokenMoE, Sequences, Sequences, float]:
@@ -99,7 +94,7 @@ def _sum_mixtures(key: dict, frozen: tuple[bool, ...] = (False, True)) -> tuple[
 def _sums_sparsities(moe: SoftMoE, test: Sums, seed: int) -> dict:
     """Experts in use for one input, by three routers; for the inputs with one atom in common, and for all inputs."""
     each, one = torch.arange(len(test.x)), torch.zeros(len(test.x), dtype=torch.long)
-    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
+    pi = (test.x @ moe.router.W[0].detach()[0, 0].T).softmax(-1)
     return _sparsities(moe, test.x, each, seed) | {
         "sparsity_atom": average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten()),
         "sparsity_all": average_sparsity(pi, one),

@@ -86,12 +86,8 @@ def load_or_speed() -> list[dict]:
     ]
 
 
-def _task(key: dict) -> PatchTask:
-    return PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
-
-
 def _train(key: dict, steps: int) -> Run:
-    task = _task(key)
+    task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     options = {k: key[k] for k in ("variant", "activation", "experts", "eta", "normalized", "balance", "same_start")}
     return train_patch_moe(train, test, steps=steps, seeds=(key["seed"],), record_every=PREFIX, **options)[0]

@@ -64,7 +64,6 @@ FIGURES = {
     "2b": Figure(("linear", "perturbed"), "linear", "quadratic", K, "L3"),
 }
 
-
 #: Readings of what E.1 leaves open, the batch and how near "near" is.
 READINGS = {
     "one batch, start at 0.0001": dict(near=1e-4, batch="all"),
@@ -73,7 +72,6 @@ READINGS = {
 }
 #: Two more, of `batches`; the three were read first.
 READINGS |= {f"batches of 100, start at {near:g}": dict(near=near, batch=100) for near in (1e-2, 1e-4)}
-
 
 #: Columns of `lse` that `contrast` compares, in words.
 WORDS = {

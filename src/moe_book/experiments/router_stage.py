@@ -100,15 +100,13 @@ def gap_row(key: dict) -> dict:
     options = {name: key[name] for name in ("experts", "steps", "eta", "sigma_0")}
     options |= dict(eta_r=M**2 * key["eta"], filters=FILTERS, seeds=(seed,), record_every=key["every"])
     (run,) = train_patch_moe(train, test, measure=measure, **options)
-    return {"profession": k.tolist()} | _gap_curves(run.history, (5 * key["every"], key["until"]))
-
-
-def _gap_curves(history: list[dict], marks: tuple[int, int]) -> dict:
+    history = run.history
     steps = torch.tensor([h["step"] for h in history], dtype=torch.float64)
     cubes = torch.stack([h["cubes"] for h in history])
-    at = [int((steps <= mark).sum()) for mark in marks if mark in steps]
+    at = [int((steps <= mark).sum()) for mark in (5 * key["every"], key["until"]) if mark in steps]
     curves = {name: torch.tensor([float(h[name]) for h in history]) for name in ("s", "gap", "loss")}
     return {
+        "profession": k.tolist(),
         "steps_at": [h["step"] for h in history],
         **rounded(curves, 6),
         "test": [round(100 * h["test_accuracy"], 3) for h in history],

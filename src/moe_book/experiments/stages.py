@@ -50,6 +50,7 @@ def _run(key: dict, steps: int) -> tuple[PatchBatch, PatchBatch, PatchMoE, Patch
     return train, test, start, end, run.history
 
 
+@torch.no_grad()
 def exploration_row(key: dict) -> dict:
     """What Lemmas E.3 to E.8 and 5.2 bound, at T1 = floor(sigma_0^0.5 / eta); maxima over everything they range over.
 
@@ -59,13 +60,7 @@ def exploration_row(key: dict) -> dict:
     eta = RATE * key["sigma_0"]
     steps = int(key["sigma_0"] ** 0.5 / eta)
     train, test, start, end, history = _run(key, steps)
-    with torch.no_grad():
-        found = _at_T1(eta * steps, train, test, start, end)
-    return found | {"steps": steps, "loss": round(history[-1]["loss"], 6)}
-
-
-def _at_T1(path: float, train: PatchBatch, test: PatchBatch, start: PatchMoE, end: PatchMoE) -> dict:
-    m = torch.arange(len(end.W))
+    m = torch.arange(key["experts"])
     k, j = professions(start.W, train.v)
     products = (train.v @ end.W.mT).clone()
     winner = products[m, k, j].clone()
@@ -82,7 +77,7 @@ def _at_T1(path: float, train: PatchBatch, test: PatchBatch, start: PatchMoE, en
     values = {
         "winner": winner.mean(),
         "slowest_winner": winner.min(),
-        "winner_per_path": winner.min() / path,
+        "winner_per_path": winner.min() / (eta * steps),
         "other_features": products.abs().max(),
         "centers": (train.c @ end.W.mT).abs().max(),
         "noise": (xi @ end.W.flatten(0, 1).T).abs().max(),
@@ -98,7 +93,7 @@ def _at_T1(path: float, train: PatchBatch, test: PatchBatch, start: PatchMoE, en
         "predicted_weighted": (later == weighted).double().mean(),
         "least_margin": (1 - lead[:, 1] / lead[:, 0]).min(),
     }
-    return rounded(values, 6)
+    return rounded(values, 6) | {"steps": steps, "loss": round(history[-1]["loss"], 6)}
 
 
 def outcome_row(key: dict) -> dict:
