@@ -41,11 +41,11 @@ rendered: book  ## tests of the rendered and of the published book
 outputs: $(READY)  ## execute what changed and store its outputs in the tree, for committing; CHAPTER="03 07" for some only
 	@$(BIN)/python -m moe_book.build --store $(addprefix --chapter ,$(CHAPTER))
 
-mutants: $(READY)  ## run every mutant of every card, store what became of them; fails if one survives
+mutants: $(READY)  ## run every mutant of every box, store what became of them; fails if one survives
 	@$(BIN)/python -m moe_book.sabotage run
 
-seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
-	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919)
+seeds: $(READY)  ## run chapters at SEEDS, by default 1 31 7919, and name the boxes that fall; CHAPTER="03 07" for some only
+	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919) $(addprefix --chapter ,$(CHAPTER))
 
 pdf: book  ## the book as one PDF, _build/moe-theory.pdf
 	@$(BIN)/python -m moe_book.pdf
