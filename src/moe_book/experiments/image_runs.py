@@ -103,10 +103,9 @@ def parameters(model: nn.Module) -> int:
 def network(key: dict) -> nn.Module:
     """The model of a row before its training; "wide" is a single one with about as many parameters as a mixture."""
     outputs, rng = (10 if key["task"] == "plain" else 2), torch_stream(key["seed"], "weights")
-    channels = 3 if key["data"] == "cifar-10" else 1
 
     def one(width: int) -> nn.Module:
-        return NETWORKS[key["network"]](channels, SIDE, outputs, width, rng)
+        return NETWORKS[key["network"]](1, SIDE, outputs, width, rng)
 
     own = width_and_rate(key)[0]
     if key["model"] in ("single", "normalized"):
@@ -114,7 +113,7 @@ def network(key: dict) -> nn.Module:
     if key["model"] == "wide":
         goal = EXPERTS * parameters(one(own))
         return one(min(range(own, 4 * own), key=lambda w: abs(parameters(one(w)) - goal)))
-    moe = DispatchedMoE(PixelRouter(channels, SIDE, EXPERTS), [one(own) for _ in range(EXPERTS)])
+    moe = DispatchedMoE(PixelRouter(1, SIDE, EXPERTS), [one(own) for _ in range(EXPERTS)])
     if key["model"] == "frozen":
         draw = torch.randn(moe.router.theta.shape, generator=torch_stream(key["seed"], "router weights"))  # pyright: ignore
         moe.router.theta.data = draw / len(draw) ** 0.5
