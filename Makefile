@@ -44,8 +44,8 @@ outputs: $(READY)  ## execute what changed and store its outputs in the tree, fo
 sabotage: $(READY)  ## run the generated mutants that have no outcome that holds, and store what became of them; resumable
 	@$(BIN)/python -m moe_book.sabotage run && $(BIN)/python -m moe_book.sabotage score
 
-seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
-	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919)
+seeds: $(READY)  ## run chapters at SEEDS, by default 1 31 7919, and name the boxes that fall; CHAPTER="03 07" for some only
+	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919) $(addprefix --chapter ,$(CHAPTER))
 
 pdf: book  ## the book as one PDF, _build/moe-theory.pdf
 	@$(BIN)/python -m moe_book.pdf

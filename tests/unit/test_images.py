@@ -75,7 +75,7 @@ def test_a_task_of_images_is_at_hand_only_with_the_images(monkeypatch, no_networ
     """Chapter 25 asks before it computes a row again; the others draw their data."""
     monkeypatch.setattr(images, "DEBIAN", tmp_path)
     assert [task for task in TRIALS if not at_hand(task)] == ["fashion"]
-    with pytest.warns(UserWarning, match="stand in"), pytest.raises(ValueError, match="^task: expected Fashion-MNIST"):
+    with pytest.warns(UserWarning, match="stand in"), pytest.raises(ValueError, match="^data: expected fashion-mnist"):
         TRIALS["fashion"].sample(0)
 
 
