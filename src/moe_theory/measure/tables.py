@@ -71,7 +71,7 @@ def mean_interval(values, level: float = 0.95) -> tuple[float, float, float]:
         ValueError: for fewer than two values, or a level that is not strictly between 0 and 1.
     """
     values = np.asarray(values, float)
-    if len(values) < 2 or not 0 < level < 1:
+    if len(values) < 2 or not 0 < check.not_negative("level", level) < 1:
         raise ValueError(f"values, level: expected two values or more and 0 < level < 1, got {len(values)}, {level!r}")
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
     return float(values.mean()), float(values.mean() - half), float(values.mean() + half)

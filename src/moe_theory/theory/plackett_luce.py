@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.func import hessian, jacrev
 
 from moe_theory import _validate as check
 
@@ -174,20 +173,6 @@ def score_by_orders(h: Float[Tensor, " M"], k: int, losses: Callable[[Tensor, Te
 def slope_bound(p: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """`phi(p) = -(1 - p) log(1 - p) <= min(p, 1/e)`: no inclusion probability p has a larger slope in its own logit."""
     return -torch.special.xlog1py(1 - p, -p)
-
-
-def steepest(
-    path: Float[Tensor, "s M"], values: Float[Tensor, " S"], members: Bool[Tensor, "S M"], tau: float
-) -> tuple[float, float]:
-    """Largest slope in one logit, and norm of the Hessian, of `sum_S P(T = S; h / tau) values_S` for h on a path."""
-    check.positive("tau", tau)
-
-    def mean(h: Tensor) -> Tensor:
-        return set_probability(h / tau, members) @ values
-
-    slopes = torch.stack([jacrev(mean)(h) for h in path])
-    curvatures = torch.stack([hessian(mean)(h) for h in path])
-    return float(slopes.abs().max()), float(torch.linalg.matrix_norm(curvatures, 2).max())
 
 
 def largest_jump(losses: Float[Tensor, " S"], members: Bool[Tensor, "S M"]) -> Float[Tensor, ""]:
