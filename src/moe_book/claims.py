@@ -446,16 +446,16 @@ def boxes(notebooks: Iterable[Path]) -> dict[str, dict]:
     return found
 
 
-def collect(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]]) -> dict:
+def collect(notebooks: Iterable[Path], sabotage: Mapping[str, dict]) -> dict:
     """The ledger: every claim of the registry, with the box that executed notebooks hold for it.
 
     Args:
         notebooks: executed .ipynb files.
-        mutants: for each claim what became of its mutants (`moe_book.sabotage.outcomes_by_claim`).
+        sabotage: for each claim what became of its mutants (`moe_book.sabotage.outcomes.by_claim`).
 
     Returns:
         `{"counts": {"papers": {verdict or "open": number}, "book": the same}, "claims": [row, ...]}`; a row carries the
-        registry's id, paper, where, says and chapter, and either what its box holds, notebook and mutants, or the
+        registry's id, paper, where, says and chapter, and either what its box holds, notebook and sabotage, or the
         verdict "open". Nothing in it is typed by hand.
 
     Raises:
@@ -465,7 +465,7 @@ def collect(notebooks: Iterable[Path], mutants: Mapping[str, list[dict]]) -> dic
     for claim_id, claim in registry().items():
         row = {key: claim[key] for key in ("id", "paper", "where", "says", "chapter")}
         if box := settled.get(claim_id):
-            rows.append({**row, **box, "mutants": mutants.get(claim_id, [])})
+            rows.append({**row, **box, "sabotage": sabotage.get(claim_id, {})})
         else:
             rows.append({**row, "verdict": "open"})
     own = {"papers": lambda row: row["paper"] != "book", "book": lambda row: row["paper"] == "book"}

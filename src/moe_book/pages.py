@@ -1,11 +1,12 @@
-"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, cards.
+"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, boxes.
 
-Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their cards.
+Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their boxes.
 """
 
 import base64
 import io
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,23 +25,25 @@ from moe_book import notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in
-from moe_book.typeset import typeset
+from moe_book.typeset import formulas, typeset
 
 #: What the front page says first: a claim, and what the book found about it.
 FINDINGS = {
-    "book-ceiling-tight": "Where label signals and distractors are alike in strength, no single expert that adds up "
-    "its patches, of whatever size, is right more often than $87.5\\,\\%$; the book builds one that reaches it.",
-    "chen-lem-5.1": "Noise makes routing smooth with the constant $2\\kappa$, $\\kappa$ being the largest value of "
-    "the noise's density, for any number $M$ of experts; the paper has $\\kappa M^2$, for sixteen experts 128 times as "
-    "much.",
-    "chen-tab-11": "A training that fails may only be too short. Thirty-two experts trained by plain gradient descent, "
-    "without a balancing loss, solve the patch task in ten runs of ten, once the step size lets training take off in "
-    "time. This is the algorithm as printed; the released code failed at the step sizes that we tried.",
-    "smooth-prop-1": "Keep one expert first and take the softmax after that, and the task's gradient in the "
-    "router is zero in every example: of the task such a router learns nothing by backpropagation, although the risk "
-    "is not flat.",
-    "nguyen-thm-5": "No amount of data tells how long a cosine router's vectors are. The paper bounds a loss that "
-    "contains this error below by $n^{-1/2}$; the error itself does not fall at all.",
+    "smooth-prop-1": "<b>With one selected expert, do not renormalize its gate.</b> A softmax over a single expert is "
+    "always 1, so the task sends the router a gradient of exactly zero, even where moving the router would lower the "
+    "risk.",
+    "chen-lem-5.1": "<b>Noise makes routing far smoother than was proved.</b> If the noise has density at most "
+    "$\\kappa$, no expert's probability changes by more than $2\\kappa$ times the largest change of a logit, for any "
+    "number $M$ of experts. The published constant, $\\kappa M^2$, is 128 times as large for sixteen experts.",
+    "chen-tab-11": "<b>A training that fails may only be too short.</b> Thirty-two experts trained by plain gradient "
+    "descent, without a balancing loss, solve the patch task once the step size lets training take off in time. The "
+    "printed algorithm does so; the released code failed at both step sizes that we tried.",
+    "nguyen-thm-5": "<b>The lengths of a cosine router's vectors cannot be learned from any amount of data.</b> The "
+    "paper bounds a loss that contains their error below by $n^{-1/2}$; this error does not fall at all. What the "
+    "function determines is learned at the usual rate.",
+    "book-diagnose-faults": "<b>You can check your own model in one call.</b> <code>diagnose</code> reports which gate "
+    "a model computes and whether its router gets a gradient. It named all {faults} faults that we planted in five "
+    "model families, each under the expected names and no other.",
 }
 PICTURE = "04_exploration", 1  # chapter and figure that the front page shows
 
@@ -174,9 +177,14 @@ def _paper(key: str) -> str:
 
 
 def _chapter(row: dict) -> str:
-    """Link from a page under book/ to the card in the chapter, or its appendix, that settled the claim."""
+    """Link from a page under book/ to the box in the chapter, or its appendix, that settled the claim."""
     name = f"{'appendix A' if '/' in row.get('notebook', '') else 'chapter '}{int(row['chapter'])}"
-    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{name}</a>' if "notebook" in row else name
+    return f'<a href="{_address(row)}">{name}</a>' if "notebook" in row else name
+
+
+def _address(row: dict) -> str:
+    """That of a claim's box, or of its line in the ledger while it is open, from a page under book/."""
+    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
 
 
 def _verdict(verdict: str, link: str = "") -> str:
@@ -186,6 +194,21 @@ def _verdict(verdict: str, link: str = "") -> str:
 
 
 # --- the front page -----------------------------------------------------------------------------
+
+
+SUMMARY = (
+    "**Of the papers' {all} claims {holds} hold as stated, {sharpened} hold with a better constant, {proof repaired} "
+    "hold by a new proof, and {corrected} hold after a repair that we state. Of their tables, figures and experiments "
+    "{reproduced} could be reproduced as described, {reproduced after a search} after a search for settings that "
+    "the paper leaves open, and {differs} gave other results. {trend} asymptotic claims appear as fitted trends, "
+    "{fails} are refuted by a counterexample, {misprint} are misprints, and {untested} could not be tested here.** "
+    "The book adds {own} results of its own. If a number stops supporting its verdict, the book does not build."
+)
+
+
+def summary(papers: Mapping[str, int], own: Mapping[str, int]) -> str:
+    """What the book found, in a sentence for each kind of verdict, from the counts of claims by verdict."""
+    return SUMMARY.format_map({**papers, "all": sum(papers.values()), "own": sum(own.values())})
 
 
 def counts(ledger: dict) -> str:
@@ -199,7 +222,21 @@ def counts(ledger: dict) -> str:
     total = f"<tr><td>all</td><td>{sum(papers.values())}</td><td>{sum(own.values())}</td><td></td></tr>"
     head = "".join(f"<th>{name}</th>" for name in ("verdict", "papers", "book", "meaning"))
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}{total}</tbody>"
-    return f'<table class="counts">{body}</table>\n{criteria()}\n'
+    return f'<table class="counts">{body}</table>\n'
+
+
+def sabotage(ledger: dict) -> str:
+    """How many claims have a score, and what their scores are, in a sentence."""
+    scores = [row["sabotage"]["score"] for row in ledger["claims"] if row.get("sabotage")]
+    scores = [score for score in scores if score is not None]
+    if not scores:
+        return "No claim's sabotage has been run on the code as it stands."
+    high = sum(score >= 90 for score in scores)
+    return (
+        f"Of the {len(ledger['claims'])} claims {len(scores)} have a score that holds for the code as it stands. The "
+        f"median score is {statistics.median(scores):.0f} %; {high} claims reach 90 %, and the lowest score is "
+        f"{min(scores):.0f} %."
+    )
 
 
 def criteria() -> str:
@@ -216,34 +253,43 @@ def criteria() -> str:
 def findings(ledger: dict) -> str:
     """The front page's findings, each with its verdict and the way to its derivation."""
     rows = {row["id"]: row for row in ledger["claims"]}
+    planted = str(registry()["book-diagnose-faults"]["evidence"]["right"]["equals"]["first size, faults"])
     items = []
     for claim, text in FINDINGS.items():
         row = rows[claim]
         if row["verdict"] == "open":
             raise ValueError(f"FINDINGS: {claim} is open")
         whose = "our claim" if row["paper"] == "book" else "the paper's claim"
-        items.append(f"<li>{typeset(text)} <small>{whose} {_verdict(row['verdict'])} {_chapter(row)}</small></li>")
+        text = formulas(text.replace("{faults}", planted))
+        items.append(f"<li>{text} <small>{whose}: {_verdict(row['verdict'])} {_chapter(row)}</small></li>")
     return f'<ol class="findings mathjax_process">{"".join(items)}</ol>\n'
 
 
 # --- ledger and errata --------------------------------------------------------------------------
 
 
-def _mutant(m: dict) -> str:
-    """One line of the list that a claim's number of refused mutants opens to."""
-    outcome = f"open: {m['survives']}" if m["outcome"] == "survived" and m["survives"] else m["outcome"]
-    by = f", {m['by']}" if m["by"] else ""
-    return f"<li><b>{typeset(outcome)}</b>{by}: {typeset(m['what'])} ({m['kind']})</li>"
+def _survivor(m: dict) -> str:
+    """One line of the list that a claim's score opens to."""
+    reason = f" <b>Why:</b> {typeset(m['reason'])}" if m["reason"] else ""
+    return f"<li>{escape(m['kind'])}, <code>{escape(m['place'])}</code>: {_coded(m['what'])}{reason}</li>"
 
 
-def _mutants(row: dict) -> str:
-    """How many of a claim's mutants were refused; opens to say which, and by what."""
-    if not row.get("mutants"):
-        return "" if row["verdict"] == "open" else "none"
-    refused = sum(m["outcome"].startswith("refused") for m in row["mutants"])
-    state = "" if refused == len(row["mutants"]) else ' class="mutants-open"'
-    lines = "".join(map(_mutant, row["mutants"]))
-    return f"<details{state}><summary>{refused} of {len(row['mutants'])}</summary><ul>{lines}</ul></details>"
+def _coded(text: str) -> str:
+    """Text with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+
+
+def _sabotage(row: dict) -> str:
+    """A claim's score; opens to say how its mutants ended, and which survived."""
+    found = row.get("sabotage")
+    if not found:
+        return "" if row["verdict"] == "open" else "not run"
+    score = "none judged" if found["score"] is None else f"{found['score']:.0f} %"
+    ends = f"{found['refused']} refused, {found['survived']} survived, {found['crashed']} crashed"
+    ends += f", {found['equivalent']} change nothing that is said" * bool(found["equivalent"])
+    lines = "".join(map(_survivor, [*found["survivors"], *found["equivalents"]]))
+    return f"<details><summary>{score}</summary><p>{ends}</p><ul>{lines}</ul></details>"
 
 
 def _row(row: dict, known: Mapping[str, Box]) -> str:
@@ -257,7 +303,7 @@ def _row(row: dict, known: Mapping[str, Box]) -> str:
         f"{_paper(row['paper'])}, {typeset(row['where'])}",
         _verdict(row["verdict"]) + erratum,
         "<br>".join([_chapter(row), *derived(row["id"], known), *_rests(row["id"])]),
-        _mutants(row),
+        _sabotage(row),
     )
     return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
@@ -291,15 +337,15 @@ def _choices(ledger: dict) -> str:
 
 def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
     """Every claim of the four papers with its verdict, open ones included."""
-    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "mutants refused"))
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "sabotage score"))
     return "\n".join(
         [
             "# The ledger\n",
             "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows from "
-            "the executed chapters; a claim without a box in one of them is open. A mutant is a small change of what "
-            "a claim's box guards, a constant off by $5\\,\\%$ or a term dropped: the last column says under how many "
-            "of them the chapter refuses to run, and opens to say which. A mutant that survives is a defect of the "
-            'check. <a href="map.html">A map shows which claim rests on which.</a> '
+            "the executed chapters; a claim without a box in one of them is open. The last column is the share of "
+            "forty generated sabotages that the claim's box refuses, by kind and averaged; it opens to say which "
+            'survived. <a href="verdicts.html">How verdicts are given.</a> '
+            '<a href="map.html">A map shows which claim rests on which.</a> '
             '<a href="../ledger.json">The same as JSON.</a>\n',
             _choices(ledger),
             f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
@@ -369,14 +415,8 @@ def _named(claims: Iterable[str]) -> str:
     )
 
 
-def _card(row: dict) -> str:
-    """The address of a claim's card, or of its line in the ledger while it is open, from a page under book/."""
-    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
-
-
-def _use(graph: claim_graph.Graph) -> str:
+def _use(graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
     """How much hangs together: what is used most, and the longest chain."""
-    users = claim_graph.turned(graph)
     in_all = {claim: len(claim_graph.reached(users, claim)) for claim in graph}
     linked = [claim for claim in graph if graph[claim] or users[claim]]
     most = sorted(graph, key=lambda claim: -in_all[claim])[:MOST]
@@ -389,18 +429,16 @@ def _use(graph: claim_graph.Graph) -> str:
     )
 
 
-def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
+def _touched(rows: Mapping[str, dict], users: claim_graph.Graph) -> str:
     """Which claims a verdict other than those of `FIRM` touches: a table, first what carries most."""
-    users = claim_graph.turned(graph)
-    in_all = {claim: claim_graph.reached(users, claim) for claim in graph}
-    weak = sorted((c for c in graph if rows[c]["verdict"] not in FIRM), key=lambda claim: -len(in_all[claim]))
+    in_all = {c: len(claim_graph.reached(users, c)) for c, row in rows.items() if row["verdict"] not in FIRM}
     lines = "".join(
         f"<tr><td>{_named([claim])}</td><td>{_verdict(rows[claim]['verdict'])}</td><td>{_named(users[claim])}</td>"
-        f"<td>{len(in_all[claim])}</td></tr>"
-        for claim in weak
+        f"<td>{in_all[claim]}</td></tr>"
+        for claim in sorted(in_all, key=lambda claim: -in_all[claim])
         if in_all[claim]
     )
-    bare = sum(not in_all[claim] for claim in weak)
+    bare = [*in_all.values()].count(0)
     head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "rests on it directly", "in all"))
     return (
         f'<table class="touched"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>\n'
@@ -409,12 +447,12 @@ def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
 
 
 def _entry(row: dict, graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
-    """A claim in the list: the way to its card, what it rests on and what rests on it."""
+    """A claim in the list: the way to its box, what it rests on and what rests on it."""
     claim = row["id"]
     links = {"rests on": graph[claim], "used by": users[claim]}
     uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
     return (
-        f'<li id="map-{claim}"><a href="{_card(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
+        f'<li id="map-{claim}"><a href="{_address(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
         f"{'<br>' * bool(uses)}{'<br>'.join(uses)}</li>"
     )
 
@@ -426,18 +464,14 @@ def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: c
     drawn = {other: [] for others in drawn.values() for other in others if other not in drawn} | drawn
     nodes = {
         claim: claim_graph.Node(
-            _card(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
+            _address(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
         )
         for claim, row in rows.items()
         if claim in drawn
     }
     picture = claim_graph.drawing(drawn, nodes, f"{name}: which claim rests on which")
     entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
-    return [
-        f"## {name}\n",
-        f"{picture}\n",
-        f'<ul class="claim-uses">\n{entries}\n</ul>\n',
-    ]
+    return [f"## {name}\n", f"{picture}\n", f'<ul class="claim-uses">\n{entries}\n</ul>\n']
 
 
 def map_page(ledger: dict) -> str:
@@ -454,13 +488,13 @@ def map_page(ledger: dict) -> str:
             "what rests on it stand out. A box leads to the verdict box of its claim, and its edge has the colour of "
             "the verdict. Below each drawing the same stands as a list, with the claims that stand by themselves, "
             "too.\n",
-            _use(graph),
+            _use(graph, users),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",
             f"Claims whose verdict is none of {', '.join(FIRM[:-1])} and {FIRM[-1]}, and what rests on them. That does "
             "not put it in doubt: it uses what the book left of them. It says where to look again if one of them is "
             "read in its paper's form.\n",
-            _touched(rows, graph),
+            _touched(rows, users),
         ]
     )
 
@@ -468,7 +502,10 @@ def map_page(ledger: dict) -> str:
 def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
     """File names under book/ and their text, from the ledger and the boxes of the chapters."""
     return {
+        "_summary.md": summary(*ledger["counts"].values()),
         "_verdicts.md": counts(ledger),
+        "_criteria.md": criteria(),
+        "_sabotage.md": sabotage(ledger),
         "_findings.md": findings(ledger),
         "ledger.md": ledger_page(ledger, known),
         "map.md": map_page(ledger),
@@ -558,18 +595,19 @@ def _outputs(notebook: nbformat.NotebookNode):
     return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
 
 
-def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
-    """What leads on from a card: the boxes it rests on, its line in the ledger, its erratum, its paper."""
-    links, book = derived(card["id"], known, here), f"{_up(here)}book"
-    links += [f'<a href="{book}/ledger.html#{card["id"]}">ledger</a>']
-    links += [f'<a href="{book}/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
-    if card["paper"] in addresses():
-        links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
+def _links(row: dict, known: Mapping[str, Box], here: str) -> str:
+    """What leads on from a verdict box: the theorems behind it, its line in the ledger, its erratum, its paper."""
+    links, book = derived(row["id"], known, here), f"{_up(here)}book"
+    links.append(f'<a href="{book}/ledger.html#{row["id"]}">ledger</a>')
+    if row["verdict"] in NEWS:
+        links.append(f'<a href="{book}/errata.html#erratum-{row["id"]}">erratum</a>')
+    if row["paper"] in addresses():
+        links.append(f'<a href="{addresses()[row["paper"]]}">the paper</a>')
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
 def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) -> str:
-    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address.
+    """An executed chapter as Sphinx reads it: boxes with their links, figures and tables with number and address.
 
     Args:
         path: the executed notebook.

@@ -225,12 +225,12 @@ def executed(tmp_path_factory):
 
 
 def test_the_ledger_holds_every_claim_and_what_the_boxes_say(executed):
-    mutants = {OTHER: [{"name": "a", "outcome": "refused"}]}
-    ledger = collect([executed], mutants)
+    sabotage = {OTHER: {"score": 90.0, "refused": 36}}
+    ledger = collect([executed], sabotage)
     rows = {r["id"]: r for r in ledger["claims"]}
     assert list(rows) == list(claims.registry())
     assert rows[OTHER]["verdict"] == "holds" and rows[OTHER]["notebook"] == "appendix/03_details"
-    assert rows[OTHER]["evidence"][0]["cases"] == 6 and rows[OTHER]["mutants"] == mutants[OTHER]
+    assert rows[OTHER]["evidence"][0]["cases"] == 6 and rows[OTHER]["sabotage"] == sabotage[OTHER]
     # a registry verdict without a box in a notebook is not done
     assert rows[ID]["verdict"] == "open" and "evidence" not in rows[ID]
     papers, own = ledger["counts"]["papers"], ledger["counts"]["book"]
