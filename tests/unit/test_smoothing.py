@@ -216,8 +216,8 @@ def test_total_variation_at_a_tie(M):
 
 
 def exact_rate(h: list[Fraction], rises: list[bool]) -> Fraction:
-    """2 int F_B' F_C' dz under Unif[0, 1] in rational numbers, piece by piece between 0, 1 + h_j; the largest h is 0."""
-    total, ends = Fraction(0), sorted({Fraction(0), *(1 + x for x in h if -1 < x)})
+    """2 int F_B' F_C' dz under Unif[0, 1] in rational numbers, piece by piece; the largest h is 0."""
+    total, ends = Fraction(0), sorted({Fraction(0), *(1 + x for x in h if x > -1)})
     for left, right in itertools.pairwise(ends):
         best = {}
         for side in (True, False):
@@ -245,7 +245,7 @@ def test_the_rate_of_switching_in_rational_numbers_and_never_above_that_of_a_tie
             h = [-Fraction(int(k), 30) for k in rng.integers(0, most_behind + 1, M)]
             h = [x - max(h) for x in h]
             rate = exact_rate(h, rises)
-            found = switching_rate(torch.tensor([float(x) for x in h]).double(), torch.tensor(rises), scale=0.5)
+            found = switching_rate(torch.tensor([float(x) / 2 for x in h]).double(), torch.tensor(rises), scale=0.5)
             assert float(found) == pytest.approx(float(2 * rate), abs=1e-13)
             assert rate <= most and (any(h) or rate == most)
 
@@ -256,9 +256,9 @@ def test_the_rate_of_switching_is_a_derivative_of_probabilities(noise):
     h, rises = 0.7 * torch.rand(4, 6, **like), torch.tensor([True, False, True, False, False, True])
     move = 1e-5 * (2 * rises.double() - 1)
     ends = [route_probabilities(h + sign * move, noise)[:, rises].sum(1) for sign in (1, -1)]
-    assert torch.allclose((ends[0] - ends[1]) / 2e-5, switching_rate(h, rises, noise), rtol=1e-6)
+    assert torch.allclose((ends[0] - ends[1]) / 2e-5, switching_rate(h, rises, noise=noise), rtol=1e-6)
     for none in (torch.zeros(6).bool(), torch.ones(6).bool()):
-        assert torch.equal(switching_rate(h, none, noise), torch.zeros(4).double())
+        assert torch.equal(switching_rate(h, none, noise=noise), torch.zeros(4).double())
 
 
 @given(h=st.lists(st.floats(-1, 1), min_size=2, max_size=9), move=st.lists(st.floats(-1, 1), min_size=9, max_size=9))
@@ -280,7 +280,7 @@ def test_winners_that_change_are_counted():
     for noise, draws in (("uniform", rng.random((200_000, 4))), ("gaussian", rng.normal(size=(200_000, 4)))):
         bids = torch.from_numpy(0.5 * draws)
         share = float(((h + bids).argmax(1) != (moved + bids).argmax(1)).double().mean())
-        p = float(switch_probability(h, moved, noise, 0.5))
+        p = float(switch_probability(h, moved, noise=noise, scale=0.5))
         assert abs(share - p) < 4 * (p * (1 - p) / 200_000) ** 0.5
 
 

@@ -258,6 +258,7 @@ def _smooth_slopes(h: Float[Tensor, "n M"], law: _Law) -> Float[Tensor, "n M"]:
 def switch_probability(
     h: Real[Tensor, "*batch M"] | np.ndarray | Sequence,
     moved: Real[Tensor, "*batch M"] | np.ndarray | Sequence,
+    *,
     noise: str = "uniform",
     scale: float = 1.0,
 ) -> Float[Tensor, "*batch"]:
@@ -282,7 +283,7 @@ def _deficits(h: Real[Tensor, "*batch M"]) -> Float[Tensor, "*batch M M"]:
 
 
 def switching_rate(
-    h: Float[Tensor, "*batch M"], rises: Bool[Tensor, " M"], noise: str = "uniform", scale: float = 1.0
+    h: Float[Tensor, "*batch M"], rises: Bool[Tensor, " M"], *, noise: str = "uniform", scale: float = 1.0
 ) -> Float[Tensor, "*batch"]:
     """Rate at which winners change while the logits of `rises` go up and all others go down, each at speed 1.
 
@@ -302,9 +303,8 @@ def _crossing(h: Float[Tensor, "n M"], law: _Law, rises: Bool[Tensor, " M"]) -> 
     """`int F_B' F_C' dz`, each slope a sum over its experts."""
     u, w = law.nodes(h)
     z = u[..., None, :] - h[:, :, None]
-    slopes = [
-        (law.density(part) * _products_without(law.distribution(part))).sum(1) for part in (z[:, rises], z[:, ~rises])
-    ]
+    parts = z[:, rises], z[:, ~rises]
+    slopes = [(law.density(part) * _products_without(law.distribution(part))).sum(1) for part in parts]
     return (w * slopes[0] * slopes[1]).sum(-1)
 
 
@@ -316,9 +316,8 @@ def switch_bound(move: Float[Tensor, "*batch M"], scale: float = 1.0) -> Float[T
     M = move.shape[-1]
     if M < 2:
         raise ValueError(f"move: expected at least two logits along the last dimension, got shape {tuple(move.shape)}")
-    return (move[..., :, None] - move[..., None, :]).abs().sum((-2, -1)) / (
-        2 * (M - 1) * check.positive("scale", scale)
-    )
+    apart = (move[..., :, None] - move[..., None, :]).abs().sum((-2, -1)) / 2
+    return apart / ((M - 1) * check.positive("scale", scale))
 
 
 def tie_variation(experts: int) -> float:
