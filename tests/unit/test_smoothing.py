@@ -245,7 +245,9 @@ def test_the_rate_of_switching_in_rational_numbers_and_never_above_that_of_a_tie
             h = [-Fraction(int(k), 30) for k in rng.integers(0, most_behind + 1, M)]
             h = [x - max(h) for x in h]
             rate = exact_rate(h, rises)
-            found = switching_rate(torch.tensor([float(x) / 2 for x in h]).double(), torch.tensor(rises), scale=0.5)
+            found = switching_rate(
+                torch.tensor([float(x) / 2 for x in h], dtype=torch.float64), torch.tensor(rises), scale=0.5
+            )
             assert float(found) == pytest.approx(float(2 * rate), abs=1e-13)
             assert rate <= most and (any(h) or rate == most)
 
