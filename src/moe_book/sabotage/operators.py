@@ -168,23 +168,21 @@ def shifted(node, parent):
 
 def column(node, parent):
     """One column or key for another that the same table is asked for."""
-    key = node.slice.value if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) else None
-    if isinstance(key, str):
-        yield from (ast.Subscript(node.value, ast.Constant(other), ast.Load()) for other in node.others)
+    if isinstance(node, ast.Subscript) and (other := getattr(node, "other", "")):
+        yield ast.Subscript(node.value, ast.Constant(other), ast.Load())
 
 
 def _note_keys(tree: ast.AST) -> None:
     """Write on each subscript by a text the next text by which the same name is subscripted in the tree, if any."""
-    named: dict[str, list[str]] = {}
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)]
-    found = [n for n in found if isinstance(n.slice.value, str)]
-    for node in found:
-        named.setdefault(ast.unparse(node.value), []).append(node.slice.value)
-    for node in found:
-        keys = sorted(set(named[ast.unparse(node.value)]))
-        after = keys[(keys.index(node.slice.value) + 1) % len(keys)]
-        loaded = isinstance(node.ctx, ast.Load) and len(keys) > 1
-        node.others = [after] if loaded else []  # pyright: ignore[reportAttributeAccessIssue]
+    found: list[tuple[ast.Subscript, str, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            if isinstance(key := node.slice.value, str) and isinstance(node.ctx, ast.Load):
+                found.append((node, ast.unparse(node.value), key))
+    for node, name, key in found:
+        keys = sorted({k for _, n, k in found if n == name})
+        if len(keys) > 1:
+            node.other = keys[(keys.index(key) + 1) % len(keys)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # --- cases ----------------------------------------------------------------------------------------

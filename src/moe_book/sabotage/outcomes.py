@@ -168,7 +168,7 @@ def by_claim() -> dict[str, dict]:
         counts = {end: int(numbers[end]) for end in ENDS}
         listed = {end: mine[mine.outcome == end] for end in ("survived", "equivalent")}
         fields = ["kind", "place", "what", "reason"]
-        survivors, reasons = (frame[fields].to_dict("records") for frame in listed.values())
+        survivors, reasons = ([{f: m[f] for f in fields} for m in of.to_dict("records")] for of in listed.values())
         value = None if pd.isna(numbers.score) else round(float(numbers.score), 1)
         found[claim] = {"score": value, **counts, "survivors": survivors, "equivalents": reasons}
     return found

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from types import CodeType, FunctionType
+from typing import Any
 
 from moe_book.sabotage import operators, stored
 from moe_book.sabotage.population import Mutant, paper_numbers
@@ -234,7 +235,7 @@ def _work(task: tuple) -> None:
         pipe.put((arguments[0], f"{type(error).__name__}: {error}"))
 
 
-def at_once(tasks: list[tuple], jobs: int) -> Iterator[object]:
+def at_once(tasks: list[tuple], jobs: int) -> Iterator[Any]:
     """Outcomes as they come, and for each task, when it ends, the pair of its chapter and what it returned.
 
     Args:

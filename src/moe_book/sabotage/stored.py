@@ -211,6 +211,7 @@ def changed_numbers(numbers: dict, operator: str, path: Path) -> dict:
     everywhere = {path: 0.0 for path, _ in leaves(numbers)}
     rows = dict.fromkeys({p[:-1] for p in everywhere if len(p) > 2})
     other = _next(everywhere if operator == "two_exchanged" else rows, path)
+    assert other, "it is offered only where there is another"
     beside = _at(new, other[:-1])
     inside[last], beside[other[-1]] = beside[other[-1]], inside[last]
     return new
