@@ -405,7 +405,7 @@ def link(claim_id: str) -> str:
         raise ValueError(f"claim_id: expected an id of the registry, got {claim_id!r}")
     row = registry()[claim_id]
     outcomes = files("moe_book") / "sabotage" / "outcomes"
-    stems = {p.name[:2]: p.name.removesuffix(".json") for p in outcomes.iterdir()}
+    stems = {p.name[:2]: p.name.removesuffix(".json") for p in outcomes.iterdir()} if outcomes.is_dir() else {}
     name, verdict = f"<code>{claim_id}</code>", row.get("verdict", "open")
     page = stems.get(row["chapter"])
     return (f'<a href="{page}.html#claim-{claim_id}">{name}</a>' if page else name) + f" ({verdict})"

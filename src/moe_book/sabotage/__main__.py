@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from moe_book.sabotage import outcomes
 from moe_book.sabotage.population import SIZE, Mutant, chapters, control, population
-from moe_book.sabotage.running import at_once, attempted, traced
+from moe_book.sabotage.running import Outcome, at_once, attempted, traced
 from moe_book.sabotage.sources import chapter_of
 
 SPOTS = 40  # that continuous integration runs again

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 #: Keyword arguments that steer speed, the accuracy of a solver, or which random numbers are drawn.
 SPEED = {"jobs", "chunk", "chunk_size", "block_size", "batch_size", "dtype", "device", "digits", "kind"}
@@ -176,9 +177,9 @@ def _note_keys(tree: ast.AST) -> None:
     """Write on each subscript by a text the next text by which the same name is subscripted in the tree, if any."""
     found: list[tuple[ast.Subscript, str, str]] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            if isinstance(key := node.slice.value, str) and isinstance(node.ctx, ast.Load):
-                found.append((node, ast.unparse(node.value), key))
+        key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Subscript) and isinstance(key, str) and isinstance(node.ctx, ast.Load):
+            found.append((node, ast.unparse(node.value), key))
     for node, name, key in found:
         keys = sorted({k for _, n, k in found if n == name})
         if len(keys) > 1:
@@ -251,6 +252,9 @@ def _passed_over(node: ast.AST) -> bool:
     return _name(node) in PASSED_OVER or (isinstance(node.func, ast.Attribute) and _name(node.func.value) == "check")
 
 
+Tree = TypeVar("Tree", bound=ast.AST)
+
+
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
     """The children of a node that a change could reach."""
     for name, value in ast.iter_fields(node):
@@ -284,7 +288,7 @@ def sites(tree: ast.AST, operators: tuple[Operator, ...]) -> Iterator[Site]:
                     yield Site(offer.__name__, place[id(node)], variant, old, text)
 
 
-def replaced(tree: ast.AST, index: int, new: ast.AST) -> ast.AST:
+def replaced(tree: Tree, index: int, new: ast.AST) -> Tree:
     """A copy of a tree with the node of that place in `ast.walk` replaced."""
     tree = copy.deepcopy(tree)
     old = next(islice(ast.walk(tree), index, None))
@@ -296,6 +300,6 @@ def replaced(tree: ast.AST, index: int, new: ast.AST) -> ast.AST:
     return ast.fix_missing_locations(Replace().visit(tree))
 
 
-def change(tree: ast.AST, site: Site) -> ast.AST:
+def change(tree: Tree, site: Site) -> Tree:
     """A copy of a tree with a site's replacement in it."""
     return replaced(tree, site.index, ast.parse(site.new, mode="eval").body)

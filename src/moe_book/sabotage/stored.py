@@ -58,7 +58,8 @@ def exchanged(values: Values, group: Values) -> Values:
 
 def unpaired(values: Values, group: Values) -> Values:
     """Pairs broken: in one group each run has the value of the next seed."""
-    mine = values.index[group == drawn(f"{values.name} unpaired", sorted(group.unique()))]
+    chosen = drawn(f"{values.name} unpaired", sorted(group.unique()))
+    mine = [i for i, name in group.items() if name == chosen]
     new = values.copy()
     for i, j in zip(mine, [*mine[1:], *mine[:1]], strict=True):
         new.at[i] = values.at[j]
