@@ -319,3 +319,16 @@ def test_what_a_claim_rests_on_is_named_once_in_the_order_of_the_registry(claim,
     named = row.get("rests_on", [])
     assert named == [other for other in claims.registry() if other in named]
     assert named or "rests_on" not in row, claim
+
+
+def test_a_number_of_a_paper_on_which_two_readers_disagree_is_refused():
+    row = copy.deepcopy(claims.registry()["chen-tab-7"])
+    row["target"]["cubic"] += 0.01
+    with pytest.raises(ValueError, match="target: expected the numbers of transcription.yml"):
+        claims.validate(row)
+
+
+def test_every_number_of_a_paper_is_transcribed_twice():
+    """The numbers that chen-tab-8-released is held against are those that the released code printed."""
+    held = {claim for claim, row in claims.registry().items() if "target" in row} - {"chen-tab-8-released"}
+    assert set(claims._transcription()) == held

@@ -132,9 +132,14 @@ def _change_runs(m: Mutant, names: dict) -> None:
 
 
 def _change_numbers(m: Mutant) -> None:
-    from moe_book.claims import registry
+    from moe_book import claims
 
-    registry()[m.claim].update(stored.changed_numbers(paper_numbers(m.claim), m.operator, m.where))
+    row = claims.registry()[m.claim]
+    row.update(stored.changed_numbers(paper_numbers(m.claim), m.operator, m.where))
+    try:
+        claims.validate(row)  # as when the registry is read
+    except ValueError as error:
+        raise Refused(f"{m.claim}: {error}") from None
 
 
 def _changed(m: Mutant, names: dict) -> tuple[str, ...]:
