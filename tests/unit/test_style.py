@@ -1,5 +1,6 @@
 """The budget of a page: how long it, its parts and its sentences may be."""
 
+import ast
 import re
 import statistics
 from pathlib import Path
@@ -48,6 +49,15 @@ def sentences(text: str) -> list[int]:
     return [n for part in parts if (n := len(part.split())) > 1]
 
 
+def captions_of(source: str) -> list[str]:
+    """The texts that a cell hands to `show` or `table` as captions, as far as they are typed."""
+    tree = ast.parse(source)
+    typed = {ast.unparse(n.targets[0]): n.value for n in ast.walk(tree) if isinstance(n, ast.Assign)}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("show", "table")]
+    values = [typed.get(ast.unparse(call.args[1]), call.args[1]) for call in calls if len(call.args) > 1]
+    return [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+
+
 def measures(path: Path) -> dict[str, float]:
     """Everything that `LIMITS` limits, of one page."""
     cells = nbformat.read(path, 4).cells
@@ -56,7 +66,7 @@ def measures(path: Path) -> dict[str, float]:
     tags = [set(c.metadata.get("tags", [])) for c in code]
     visible = [c for c, t in zip(code, tags, strict=True) if not t & {"hide-input", "hide-cell", "remove-input"}]
     shown = [c for c, t in zip(code, tags, strict=True) if not t & {"hide-cell", "hide-output", "remove-cell"}]
-    captions = re.findall(r'caption = """(.*?)"""', "\n".join(c.source for c in code), re.DOTALL)
+    captions = [text for c in code for text in captions_of(c.source)]
     text = prose(markdown)
     words, lengths = len(text.split()), sentences(text)
     share = 1000 / max(words, 1)
