@@ -264,7 +264,7 @@ def least_squares(
                 break
             state = state.put(live, _stepped(state.some(live), data.some(live), domain))
         promise = _promise(state, data, domain)
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise ValueError(
             f"y, start, expert: expected data that {expert!r} experts fit from these starts, got some for which an"
             " expert saturates, so that no small change of it is seen in the data"
