@@ -283,7 +283,8 @@ def store(chosen: list[Path]) -> None:
     for notebook in chosen:
         _put(notebook, executed(notebook).read_bytes())
         print(f"   stored: {notebook.stem}", flush=True)
-    _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
+    if pages.PICTURE[0] in {notebook.stem for notebook in chosen}:
+        _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
 
 
 def chosen(names: list[str]) -> list[Path]:

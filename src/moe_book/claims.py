@@ -109,7 +109,7 @@ def validate(row: dict) -> None:
     if missing := sorted(REQUIRED - row.keys()):
         raise ValueError(f"expected the fields {sorted(REQUIRED)}, missing {missing}")
     if unknown := sorted(map(str, row.keys() - REQUIRED - OPTIONAL)):
-        raise ValueError(f"expected fields of {sorted(REQUIRED | OPTIONAL)}, got {unknown}")
+        raise ValueError(f"unknown fields {unknown}, expected some of {sorted(REQUIRED | OPTIONAL)}")
     if row.get("verdict", "holds") not in VERDICTS:
         raise ValueError(f"expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
     if row["paper"] not in PAPERS:
@@ -311,7 +311,7 @@ def settle(claim_id: str, measured: Mapping[str, object]) -> Box:
     _match(claim_id, row["evidence"], measured)
     _once(claim_id)
     known = {**{field: row[field] for field in NUMBERS if field in row}, **measured}
-    lines = {name: _line(name, spec, measured[name], known) for name, spec in row["evidence"].items()}
+    lines = {name: _line(claim_id, name, spec, measured[name], known) for name, spec in row["evidence"].items()}
     verdict = _verdict(row, lines)
     deciding = {_bare(condition) for conditions in row.get("rule", {}).values() for condition in conditions}
     false = [f"{name}: {line.measured} ({line.refuted})" for name, line in lines.items() if not line.holds]
@@ -363,13 +363,13 @@ def _once(claim_id: str) -> None:
     _checked[claim_id] = cell
 
 
-def _line(name: str, spec: dict, value: object, known: Mapping[str, object]) -> Line:
+def _line(claim_id: str, name: str, spec: dict, value: object, known: Mapping[str, object]) -> Line:
     """The line; where a reader plays, cases that do not fit the registry's are shown as not the chapter's."""
     try:
         return compare(name, spec, value, known)
     except ValueError as error:
         if strict():
-            raise AssertionError(str(error)) from None
+            raise AssertionError(f"{claim_id}: {error}") from None
         return Line(name, spec["says"], f"not compared: {error}", "", False)
 
 
