@@ -195,7 +195,7 @@ def fewer(node, parent):
     idle = isinstance(node, ast.Call) and _name(node) == "range" and _idle(parent) and isinstance(parent, ast.For)
     paired = isinstance(parent, ast.Call) and _name(parent) in {"product", "zip"} and node in parent.args
     seeds = isinstance(parent, ast.keyword) and parent.arg == "seeds"
-    if (loops and not idle) or paired or seeds:
+    if ((loops and not idle) or paired or seeds) and not isinstance(node, ast.Starred):
         yield _first(node)
 
 
@@ -211,8 +211,12 @@ def tame(node, parent):
         yield ast.Call(ast.Name("abs", ast.Load()), [node], [])
     if isinstance(node, ast.Call) and _name(node) in NORMAL | UNIFORM:
         yield ast.BinOp(ast.Constant(0.5), ast.Mult(), node)
-    if isinstance(node, ast.Call) and _name(node) in {"linspace", "logspace", "geomspace"} and len(node.args) > 1:
+    if isinstance(node, ast.Call) and _name(node) in {"linspace", "logspace", "geomspace"} and _two_ends(node):
         yield _with(node, node.args[1], ast.parse(f"({_half(node.args[0], node.args[1])})", mode="eval").body)
+
+
+def _two_ends(call: ast.Call) -> bool:
+    return len(call.args) > 1 and not any(isinstance(end, ast.Starred) for end in call.args[:2])
 
 
 def _half(a: ast.expr, b: ast.expr) -> str:

@@ -129,7 +129,8 @@ def groups(rows: pd.DataFrame, keys: list[str]) -> Values:
 def changed_runs(rows: pd.DataFrame, operator: str, column: str, keys: list[str]) -> pd.DataFrame:
     """Stored runs with one column changed, or, for `only first`, cut to the first value of one key."""
     if operator == "only_first":
-        return rows[rows[column] == rows[column].iloc[0]].reset_index(drop=True)
+        words = rows[column].astype(str)
+        return rows[words == words.iloc[0]].reset_index(drop=True)
     if operator == "another_column":
         return rows.assign(**{column: rows[_beside(rows, column, keys)]})
     return rows.assign(**{column: RUNS[operator](rows[column], groups(rows, keys))})
@@ -141,13 +142,15 @@ def offered_runs(rows: pd.DataFrame, keys: list[str], read: set[str]) -> Iterato
         if column not in read:
             continue
         if column in keys:
-            if rows[column].nunique() > 1:
+            if rows[column].astype(str).nunique() > 1:
                 yield "only_first", column
             continue
         values = rows[column]
         of = ["flipped"] if values.dtype == bool else [f.__name__.rstrip("_") for f in NUMBERS]
         of = [*of, "another_column"] if _measured(values) and values.dtype != bool else of
-        of = of if _measured(values) else ["exchanged", "unpaired", "copied"] if values.nunique() > 1 else []
+        of = (
+            of if _measured(values) else ["exchanged", "unpaired", "copied"] if values.astype(str).nunique() > 1 else []
+        )
         yield from ((name, column) for name in of if not changed_runs(rows, name, column, keys).equals(rows))
 
 
