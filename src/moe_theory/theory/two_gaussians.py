@@ -139,6 +139,30 @@ def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " 
     return np.stack([m, np.exp(log_s)])
 
 
+def decay_bounds(m: Float[ndarray, "*n"], s: Float[ndarray, "*n"], r: float) -> Float[ndarray, "2 *n"]:
+    """Q and K with `Q^2 <= -(dL/dt) / L^2 <= K^2` along the flow with u at its optimum, from this router on.
+
+    They hold for all noise without preferred direction of length at most r, where the smallest logit
+    `h = m - r |w|` of an input is positive: `K = 2 / tanh(h / 2)` and
+    `Q = 2 (cos theta - r) tanh(h / 2)^2 g(h) / h` with `g(h) = (h cosh h - sinh h) / (cosh h - 1)`. So the time to a
+    loss e is between `(1 / e - 1 / L) / K^2` and `(1 / e - 1 / L) / Q^2`.
+
+    Args:
+        m, s: `<w, z>` and the length of the part of w across z.
+        r: radius of the noise, below 1.
+
+    Raises:
+        ValueError: if an input of the cluster may be on the wrong side of the router.
+    """
+    n = np.hypot(m, s)
+    h = m - check.positive("r", r) * n
+    if not (h > 0).all():
+        raise ValueError(f"m: expected routers with m > r |w|, got a smallest logit of {np.min(h):.3g}")
+    tanh = np.tanh(h / 2)
+    slope = (h - np.tanh(h)) / (1 - 1 / np.cosh(h))
+    return np.stack([2 / n * tanh**2 * slope, 2 / tanh])
+
+
 def joint_loss(law: Law, state: Float[ndarray, " 4"]) -> float:
     """`L(u, w) = 2 E |q u - v|^2` at m, s, beta, gamma, the state of `joint_drive`."""
     m, s, beta, gamma = map(np.asarray, state)
@@ -179,6 +203,15 @@ def joint_flow(
         return joint_drive(law, state, ratio=ratio)
 
     return solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-12).y
+
+
+def valley_rate(law: Law) -> float:
+    """c of the valley, in which a long u shrinks by `d|u|^2 / dt = -c R / |u|^2`, so that `|u|^4` takes `1 / (2 c R)`.
+
+    `c = 2/3 (2 / (1 + t2))^3 (2 t2 + t4 - 3 t2^2) / (1 + t2)` with the moments `tk = E tau^k` of the law.
+    """
+    t2, t4 = law.p @ law.tau**2, law.p @ law.tau**4
+    return float(2 / 3 * (2 / (1 + t2)) ** 3 * (2 * t2 + t4 - 3 * t2**2) / (1 + t2))
 
 
 def saddle_exit(law: Law, start: Float[ndarray, " 4"], *, ratio: float) -> float:
