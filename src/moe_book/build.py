@@ -26,6 +26,7 @@ from moe_book import api, claims, pages
 from moe_book.decisions import decisions
 from moe_book.experiments.catalogue import entries
 from moe_book.glue import glued, put_in
+from moe_book.notebooks import notebooks, page
 from moe_book.sabotage.outcomes import by_claim, equivalents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +39,13 @@ QUIET = ["--log-level=ERROR"]  # for kernels, which else warn of sockets on this
 
 
 def chapters() -> list[Path]:
-    """The notebooks of the book, in order."""
-    return sorted((ROOT / "notebooks").glob("*.ipynb"))
+    """The notebooks of the book, in order, appendix pages last."""
+    return notebooks(ROOT / "notebooks")
+
+
+def executed(notebook: Path) -> Path:
+    """Where a notebook lies once it is executed."""
+    return EXECUTED / f"{page(notebook)}.ipynb"
 
 
 def check_registries() -> None:
@@ -167,7 +173,8 @@ def execute(notebook: Path) -> float:
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     start, inputs = time.perf_counter(), fingerprint(notebook)  # as they are now: what changes meanwhile is run again
-    out = EXECUTED / notebook.name
+    out = executed(notebook)
+    out.parent.mkdir(parents=True, exist_ok=True)
     try:
         # how a kernel cuts what a cell prints differs from run to run: joined again
         how = dict(kernel_name="python3", progress_bar=False, coalesce_streams=True, extra_arguments=QUIET)
@@ -181,7 +188,7 @@ def execute(notebook: Path) -> float:
 
 def assemble(notebook: Path) -> None:
     """Leave in `_build/executed` the chapter as it is written now, with the outputs of its last execution."""
-    out = EXECUTED / notebook.name
+    out = executed(notebook)
     ran = {cell.id: cell for cell in _code_cells(out)}
     written = nbformat.read(notebook, 4)
     for cell in written.cells:
@@ -195,7 +202,7 @@ def execute_changed(chosen: list[Path]) -> None:
     EXECUTED.mkdir(parents=True, exist_ok=True)
     changed = []
     for notebook in chosen:
-        stamp = (EXECUTED / notebook.name).with_suffix(".inputs")
+        stamp = executed(notebook).with_suffix(".inputs")
         if not stamp.exists() or stamp.read_text() != fingerprint(notebook) + sys.version:
             changed.append(notebook)
     print(f"== executing {len(changed)} of {len(chosen)} chapters", flush=True)
@@ -220,14 +227,14 @@ def _put(path: Path, data: bytes) -> None:
 
 def stage(source: Path, config: str) -> dict:
     """Lay out everything Sphinx reads, generated pages included; returns the ledger."""
-    ledger = claims.collect((EXECUTED / n.name for n in chapters()), by_claim())
+    ledger = claims.collect(map(executed, chapters()), by_claim())
     wanted = {"_config.yml": config.encode(), "_toc.yml": (ROOT / "_toc.yml").read_bytes()}
-    boxes = pages.boxes(EXECUTED / n.name for n in chapters())
-    numbers = glued(EXECUTED / n.name for n in chapters())
+    boxes = pages.boxes(map(executed, chapters()))
+    numbers = glued(map(executed, chapters()))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         shared = itertools.repeat(boxes), itertools.repeat(numbers)
-        texts = pool.map(pages.presented, (EXECUTED / n.name for n in chapters()), *shared)
-        wanted |= {f"notebooks/{n.name}": text.encode() for n, text in zip(chapters(), texts, strict=True)}
+        texts = pool.map(pages.presented, map(executed, chapters()), *shared)
+        wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
@@ -278,7 +285,7 @@ def render(source: Path, output: Path, config: str) -> None:
 def store(chosen: list[Path]) -> None:
     """Copy executed outputs of some chapters into `notebooks/`, and the front page's picture if it is one of theirs."""
     for notebook in chosen:
-        _put(notebook, (EXECUTED / notebook.name).read_bytes())
+        _put(notebook, executed(notebook).read_bytes())
         print(f"   stored: {notebook.stem}", flush=True)
     _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
 

@@ -22,6 +22,7 @@ from string import Formatter
 
 from moe_book import registries
 from moe_book.evidence import UNFIT, Line, compare, names_in, validate
+from moe_book.notebooks import APPENDIX, chapter, page, settling
 from moe_book.typeset import typeset
 
 __all__ = ["check", "collect", "registry", "settle", "strict", "try_"]
@@ -54,7 +55,7 @@ PAPERS = {
 }
 
 #: Fields of a claim that only pages and tests read: no box depends on them, nor anything that a chapter computes.
-FOR_PAGES = ("kind", "chapter", "box", "rests_on")
+FOR_PAGES = ("kind", "chapter", "page", "box", "rests_on")
 
 #: What a table or figure says of its criterion: when it was set.
 CRITERION_SET = ("before the rows", "after the rows were seen")
@@ -87,7 +88,19 @@ def registry() -> dict[str, dict]:
 
 
 REQUIRED = {"id", "paper", "where", "kind", "chapter", "says"}
-OPTIONAL = {"verdict", "box", "rests_on", "criterion", "criterion_set", "note", "finding", "evidence", "rule", *NUMBERS}
+OPTIONAL = {
+    "verdict",
+    "page",
+    "box",
+    "rests_on",
+    "criterion",
+    "criterion_set",
+    "note",
+    "finding",
+    "evidence",
+    "rule",
+    *NUMBERS,
+}
 
 
 def _validate(row: dict) -> None:
@@ -100,6 +113,8 @@ def _validate(row: dict) -> None:
         raise ValueError(f"expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
     if row["paper"] not in PAPERS:
         raise ValueError(f"expected a paper of {list(PAPERS)}, got {row['paper']!r}")
+    if "page" in row and (not row["page"].startswith(f"{APPENDIX}/") or chapter(row["page"]) != int(row["chapter"])):
+        raise ValueError(f"expected page to be an appendix page of chapter {row['chapter']}, got {row['page']!r}")
     if "criterion" in row and row.get("criterion_set") not in CRITERION_SET:
         raise ValueError(f"expected criterion_set to be one of {CRITERION_SET}")
     lines = row.get("evidence", {})
@@ -397,25 +412,20 @@ def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
 
 
 def link(claim_id: str) -> str:
-    """A link from one chapter to a claim's box in its own, and the verdict; ValueError for an unknown id.
-
-    The chapters' names are those of the files with outcomes of mutants.
-    """
+    """A link from a chapter to a claim's box on its page, and the verdict; ValueError for an unknown id."""
     if claim_id not in registry():
         raise ValueError(f"claim_id: expected an id of the registry, got {claim_id!r}")
     row = registry()[claim_id]
-    outcomes = files("moe_book") / "sabotage" / "outcomes"
-    stems = {p.name[:2]: p.name.removesuffix(".json") for p in outcomes.iterdir()}
     name, verdict = f"<code>{claim_id}</code>", row.get("verdict", "open")
-    page = stems.get(row["chapter"])
-    return (f'<a href="{page}.html#claim-{claim_id}">{name}</a>' if page else name) + f" ({verdict})"
+    place = settling(row)
+    return (f'<a href="{place}.html#claim-{claim_id}">{name}</a>' if place else name) + f" ({verdict})"
 
 
 def boxes(notebooks: Iterable[Path]) -> dict[str, dict]:
     """The boxes that executed notebooks hold, by claim, each with the `notebook` it stands in.
 
     Raises:
-        ValueError: if two outputs settle one claim, or a box disagrees with the registry.
+        ValueError: if two outputs settle one claim, or a box disagrees with the registry or stands on another page.
     """
     claims, found = registry(), {}
     for path in sorted(notebooks):
@@ -430,7 +440,9 @@ def boxes(notebooks: Iterable[Path]) -> dict[str, dict]:
                     raise ValueError(
                         f"{path.name}: the box of {box['id']} ({box['verdict']}) is not what the registry says"
                     )
-                found[box["id"]] = {**box, "notebook": path.stem}
+                if page(path) != (said := claims[box["id"]].get("page", path.stem)):
+                    raise ValueError(f"{path.name}: the registry says that the box of {box['id']} stands on {said}")
+                found[box["id"]] = {**box, "notebook": page(path)}
     return found
 
 

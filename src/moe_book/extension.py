@@ -19,23 +19,23 @@ from sphinx_external_toc.collectors import TocTreeCollectorWithStyles as Collect
 
 import moe_book
 import moe_theory
+from moe_book.notebooks import label
 
-CHAPTER = re.compile(r"notebooks/(\d\d)_")
 PACKAGE_NAMES = ("moe_theory", "moe_book")
 PACKAGES = [Path(package.__file__).parent for package in (moe_theory, moe_book)]
 DESCRIBED = 155  # characters that a search engine shows of a page's description
 
 
 def number_by_file(assign):
-    """Section numbers whose first part is the number in the file's name, so that they do not shift with the others."""
+    """Section numbers that begin with the number in the file's name, so that they do not shift with the others."""
 
     def assigned(self, env):
         changed = assign(self, env)
         for name, sections in env.toc_secnumbers.items():
-            if not (chapter := CHAPTER.match(name)):
+            if not (first := label(name.removeprefix("notebooks/"))):
                 continue
             for anchor, number in sections.items():
-                sections[anchor] = (int(chapter[1]), *number[1:])
+                sections[anchor] = (first, *number[1:])
             env.titles[name]["secnumber"] = list(sections[""])
             for reference in env.tocs[name].findall(nodes.reference):
                 reference["secnumber"] = sections[reference["anchorname"]]
@@ -99,7 +99,7 @@ def lead_to_source(app, pagename, templatename, context, doctree):
         module = getattr(what, "__module__", None) or ""
         if attributes or not module.startswith(("moe_theory.", "moe_book.")) or not hasattr(what, "__qualname__"):
             return match[0]
-        address = f"../_modules/{module.replace('.', '/')}.html#{what.__qualname__}"  # pyright: ignore
+        address = f"{'../' * pagename.count('/')}_modules/{module.replace('.', '/')}.html#{what.__qualname__}"  # pyright: ignore
         return f'<a class="source-link" href="{address}">{match[0]}</a>'
 
     context["body"] = NAME.sub(linked, context["body"])

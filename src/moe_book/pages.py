@@ -21,6 +21,7 @@ from PIL import Image
 from pybtex.database import parse_file
 
 from moe_book import graph as claim_graph
+from moe_book import notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in
@@ -102,7 +103,7 @@ class Box:
 
     Attributes:
         name: what it is called, such as Theorem 22.2.
-        page: stem of its chapter.
+        page: the name of its page, such as `22_spare_experts`.
         proved: whether its proof follows it in a box.
     """
 
@@ -120,7 +121,7 @@ def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
     """
     found = {}
     for path in chapters:
-        if not path.stem[:2].isdigit():
+        if not (numbers := notebooks.label(page := notebooks.page(path))):
             continue
         cells = (cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
         number, label = Counter(), None
@@ -133,7 +134,7 @@ def boxes(chapters: Iterable[Path]) -> dict[str, Box]:
                 continue
             number[box["kind"]] += 1
             label = box["label"]
-            found[label] = Box(f"{box['kind'].capitalize()} {int(path.stem[:2])}.{number[box['kind']]}", path.stem)
+            found[label] = Box(f"{box['kind'].capitalize()} {numbers}.{number[box['kind']]}", page)
     return found
 
 
@@ -143,15 +144,20 @@ def derived(claim: str, known: Mapping[str, Box], here: str = "") -> list[str]:
     Raises:
         ValueError: if the claim's chapter has no box of a label that the registry names.
     """
-    row, stated, proved = registry()[claim], [], []
+    row, stated, proved, up = registry()[claim], [], [], _up(here)
     for label in row.get("box", []):
         box = known.get(label)
-        if not box or int(box.page[:2]) != int(row["chapter"]):
+        if not box or notebooks.chapter(box.page) != int(row["chapter"]):
             raise ValueError(f"claims.yml: {claim}: chapter {row['chapter']} has no box {label!r}")
-        page = "" if box.page == here else f"../notebooks/{box.page}.html"
+        page = "" if box.page == here else f"{up}notebooks/{box.page}.html"
         (proved if box.proved else stated).append(f'<a class="claim-box" href="{page}#{label}">{box.name}</a>')
     how = "Proved in part in" if row.get("verdict") == "trend" else "Proved in"
     return [f"{word}: {', '.join(links)}" for word, links in (("Stated in", stated), (how, proved)) if links]
+
+
+def _up(page: str) -> str:
+    """From a page of notebooks, or one under book/, to the root of the book."""
+    return "../" * (1 + page.count("/"))
 
 
 BIBLIOGRAPHY = Path(__file__).parents[2] / "book" / "references.bib"
@@ -171,8 +177,8 @@ def _paper(key: str) -> str:
 
 
 def _chapter(row: dict) -> str:
-    """Link from a page under book/ to the card in the chapter that settled the claim."""
-    name = f"chapter {int(row['chapter'])}"
+    """Link from a page under book/ to the card in the chapter, or its appendix, that settled the claim."""
+    name = f"{'appendix A' if '/' in row.get('notebook', '') else 'chapter '}{int(row['chapter'])}"
     return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{name}</a>' if "notebook" in row else name
 
 
@@ -598,9 +604,9 @@ def _outputs(notebook: nbformat.NotebookNode):
 
 def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
     """What leads on from a card: the boxes it rests on, its line in the ledger, its erratum, its paper."""
-    links = derived(card["id"], known, here)
-    links += [f'<a href="../book/ledger.html#{card["id"]}">ledger</a>']
-    links += [f'<a href="../book/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
+    links, book = derived(card["id"], known, here), f"{_up(here)}book"
+    links += [f'<a href="{book}/ledger.html#{card["id"]}">ledger</a>']
+    links += [f'<a href="{book}/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
     if card["paper"] in addresses():
         links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
     return f'<p class="claim-links">{" · ".join(links)}</p>'
@@ -615,7 +621,8 @@ def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) 
         numbers: what the chapters have glued, by `chapter/name`.
     """
     notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
-    chapter = f"{int(path.stem[:2])}." if path.stem[:2].isdigit() else ""
+    page = notebooks.page(path)
+    chapter = f"{notebooks.label(page)}." if notebooks.label(page) else ""
 
     def numbered(figure: re.Match) -> str:
         what = "Figure" if "<img" in figure["body"] else "Table"
@@ -632,7 +639,7 @@ def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) 
             cell.source = put_in(cell.source, numbers, path.stem)
     for data in _outputs(notebook):
         if MIME in data:
-            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, path.stem))
+            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page))
         else:
             data["text/html"] = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
     return nbformat.writes(notebook) + "\n"

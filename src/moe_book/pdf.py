@@ -19,6 +19,7 @@ from pypdf.constants import PageLabelStyle
 from pypdf.generic import ArrayObject, DictionaryObject, FloatObject, NameObject, NullObject
 
 from moe_book import build
+from moe_book.notebooks import label
 
 PDF = build.BUILD / "moe-theory.pdf"
 
@@ -86,10 +87,10 @@ def read(name: str) -> tuple[str, set[tuple[str, str]]]:
     Queries are left out: they filter the ledger, which paper cannot.
     """
     soup = BeautifulSoup((build.HTML / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
-    title, number = next(soup.h1.stripped_strings), Path(name).stem[:2]  # pyright: ignore[reportOptionalMemberAccess]
+    title, number = next(soup.h1.stripped_strings), label(name.removeprefix("notebooks/"))  # pyright: ignore[reportOptionalMemberAccess]
     links = {urldefrag(urljoin(address_of(name), a["href"])) for a in soup.find_all("a", href=True)}
     places = {(url.partition("?")[0], unquote(anchor)) for url, anchor in links}
-    return (f"{int(number)}. " if number.isdigit() else "") + title, places
+    return (f"{number}. " if number else "") + title, places
 
 
 def printed(browser: Browser, names: list[str], folder: Path) -> list[str]:
@@ -132,7 +133,7 @@ def joined(names: list[str], titles: list[str], parts: list[PdfReader]) -> PdfWr
             page = writer.pages[start + part.get_destination_page_number(place)]
             places[here, unquote(anchor[1:])] = _place(page, float(place.top))
         writer.add_outline_item(title=title, page_number=start)
-        prefix = title.split(".")[0] if title[0].isdigit() else title
+        prefix = label(name.removeprefix("notebooks/")) or title
         writer.set_page_label(start, len(writer.pages) - 1, PageLabelStyle.DECIMAL, f"{prefix}-")
     for number, here in home.items():
         for link in writer.pages[number].get("/Annots", ()):

@@ -26,8 +26,10 @@ from pybtex.database import parse_file
 from moe_book import build
 from moe_book.extension import cited
 from moe_book.glue import glued, put_in
+from moe_book.notebooks import APPENDIX, page
 
 SITE = build.BUILD / "site"
+HOME = "../"  # from a chapter to the root of the book
 
 INSTALL = """\
 # Installs this book's package if it is not here yet; whatever is already installed keeps its version.
@@ -50,7 +52,7 @@ CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
 #: The parser that renders the book.
 MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_enable_extensions"]), RendererHTML)
 NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
-DOCUMENT = re.compile(r"(?:\.\./)?(?:notebooks/|book/)?(\w+)\.(?:ipynb|md)")
+DOCUMENT = re.compile(r"(?:\.\./)*(?:notebooks/|book/)?(?:appendix/)?(\w+)\.(?:ipynb|md)")
 TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
 #: The others are notebooks.
@@ -114,10 +116,11 @@ def parsed(text: str) -> Iterator[Directive | Token]:
 
 @dataclass
 class References:
-    """Where labels, documents and citations point, over all chapters."""
+    """Where labels, documents and citations point, over all chapters; `site` leads from a chapter to the root."""
 
     site: str
     titles: dict[str, str] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)
     labels: dict[str, tuple[str, str]] = field(default_factory=dict)
     citations: dict[str, str] = field(default_factory=dict)
 
@@ -126,20 +129,23 @@ class References:
         refs = cls(site)
         for path in chapters:
             cells = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
+            refs.pages[path.stem] = page(path)
             refs.titles[path.stem] = cells[0].split("\n")[0].removeprefix("# ")
             found = [part for source in cells for part in parsed(source)]
             boxes = [d for d in found if isinstance(d, Directive) and "label" in d.options]
             refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in boxes}
             numbered = [equation.info for equation in found if isinstance(equation, Token)]
             refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
-        for page in PAGES:
-            refs.titles[page] = page.replace("_", " ").capitalize()
+        for name in PAGES:
+            refs.titles[name] = name.replace("_", " ").capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
             refs.citations[key] = cited(entry)
         return refs
 
-    def page(self, stem: str) -> str:
-        return f"{self.site}{'book' if stem in PAGES else 'notebooks'}/{stem}.html"
+    def page(self, stem: str, here: str) -> str:
+        """The address of a page, from another one."""
+        site = f"../{self.site}" if self.pages.get(here, "").startswith(APPENDIX) and self.site == HOME else self.site
+        return f"{site}book/{stem}.html" if stem in PAGES else f"{site}notebooks/{self.pages.get(stem, stem)}.html"
 
     @staticmethod
     def _known(of: dict, role: str, target: str):
@@ -154,10 +160,10 @@ class References:
         own, target = TITLED.fullmatch(text).group("own", "target")  # pyright: ignore[reportOptionalMemberAccess]
         if name == "doc":
             stem = target.split("/")[-1]
-            return f"[{own or self._known(self.titles, name, stem)}]({self.page(stem)})"
+            return f"[{own or self._known(self.titles, name, stem)}]({self.page(stem, here)})"
         if name in ("eq", "ref", "prf:ref", "numref"):
             heading, stem = self._known(self.labels, name, target)
-            return own or heading if stem == here else f"[{own or heading}]({self.page(stem)})"
+            return own or heading if stem == here else f"[{own or heading}]({self.page(stem, here)})"
         raise ValueError(f"role {name!r}: no plain form is known")
 
 
@@ -199,8 +205,8 @@ def _inline(token: Token, text: str, at: int, refs: References, here: str) -> It
         at = found.end()
         if child.type == "myst_role":
             yield Edit(*found.span(), refs.role(child.meta["name"], child.content, here))
-        elif child.type == "link_open" and (page := DOCUMENT.fullmatch(str(child.attrs["href"]))):
-            yield Edit(*found.span(), f"]({refs.page(page[1])}")
+        elif child.type == "link_open" and (document := DOCUMENT.fullmatch(str(child.attrs["href"]))):
+            yield Edit(*found.span(), f"]({refs.page(document[1], here)}")
     yield Edit(at, at, "")
 
 
@@ -260,7 +266,7 @@ def main() -> None:
     if repository is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise SystemExit(f"--repository: expected owner/name, got {repository!r}")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=build.ROOT, capture_output=True, text=True, check=True)
-    install, home = None, "../"
+    install, home = None, HOME
     if repository:
         owner, name = repository.split("/")
         home = f"https://{owner}.github.io/{name}/"
@@ -268,13 +274,13 @@ def main() -> None:
     build.check_registries()
     build.execute_changed(build.chapters())
     build.render(build.BUILD / "site-source", SITE, configuration(repository))
-    chapters = [build.EXECUTED / n.name for n in build.chapters()]
+    chapters = [build.executed(n) for n in build.chapters()]
     refs = References.of(chapters, home)
     numbers = glued(chapters)
     for path in chapters:
         notebook = nbformat.writes(published(path, refs, install, numbers)) + "\n"
         for folder in ("notebooks", "_sources/notebooks"):
-            (SITE / folder / path.name).write_text(notebook)
+            (SITE / folder / f"{page(path)}.ipynb").write_text(notebook)
     (SITE / ".nojekyll").touch()
     print(f"== publish {SITE.relative_to(build.ROOT)}")
 

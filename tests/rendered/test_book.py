@@ -11,10 +11,13 @@ from conftest import HTML, ROOT
 
 from moe_book import build, claims
 from moe_book.claims import NEWS, registry
+from moe_book.notebooks import APPENDIX, label, notebooks
 
-PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p.parent.name in ("book", "notebooks"))
-CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]
-NUMBERED = [p for p in CHAPTERS if p.removeprefix("notebooks/")[0].isdigit()]  # the others settle no claim
+FOLDERS = ("book", "notebooks", APPENDIX)
+PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p.parent.name in FOLDERS)
+CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]  # and their appendix pages
+LABELS = {p: label(p.removeprefix("notebooks/")) for p in CHAPTERS}
+NUMBERED = [p for p in CHAPTERS if LABELS[p]]  # the others settle no claim
 
 RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process, table.book-table :is(th, td)')]
     .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror, [mathcolor=red]'))
@@ -64,7 +67,7 @@ def opened(browser, page, width=1280, scheme="light"):
 
 
 def test_there_are_pages():
-    assert len(CHAPTERS) == len(list((ROOT / "notebooks").glob("*.ipynb"))) and len(PAGES) >= len(CHAPTERS) + 6
+    assert len(CHAPTERS) == len(notebooks()) and len(PAGES) >= len(CHAPTERS) + 6
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -80,7 +83,7 @@ def test_page_reads_offline(browser, page, width, scheme):
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
     text = tab.inner_text("article")
     assert not re.search(r":::|\{(doc|eq|prf:ref|cite:p)\}", text), "raw MyST"
-    if page in NUMBERED:
+    if page in NUMBERED and APPENDIX not in page:
         has_boxes_cards_and_exercises(tab)
     if page in CHAPTERS:
         has_figures_and_a_download(tab, page)
@@ -107,7 +110,7 @@ def has_boxes_cards_and_exercises(tab):
 
 
 def has_figures_and_a_download(tab, page):
-    for selector in ("figure.book-figure img[alt]", ".copybtn"):
+    for selector in (*["figure.book-figure img[alt]"] * (APPENDIX not in page), ".copybtn"):
         assert tab.locator(selector).count() > 0, selector
     sources = tab.eval_on_selector_all("a[href$='.ipynb']", "links => links.map(a => a.href)")
     assert any((HTML / "_sources" / page).with_suffix(".ipynb").as_uri() == s.split("?")[0] for s in sources)
@@ -295,11 +298,11 @@ def test_names_in_cells_lead_to_their_source():
 
 @pytest.mark.parametrize("page", NUMBERED)
 def test_figures_and_boxes_carry_the_chapter_number(page):
-    chapter, text = int(page.removeprefix("notebooks/")[:2]), read(page)
+    chapter, text = LABELS[page], read(page)
     figures = [(f["id"], f.select_one(".figure-number").text) for f in text.select("figure.book-figure:has(img)")]
     assert figures == [(f"figure-{chapter}-{i}", f"Figure {chapter}.{i}.") for i in range(1, len(figures) + 1)]
     numbers = [n.text for n in text.select(".caption-number")]
-    assert numbers and all(re.search(rf"\b{chapter}\.\d+", number) for number in numbers), numbers
+    assert (numbers or APPENDIX in page) and all(re.search(rf"\b{chapter}\.\d+", number) for number in numbers), numbers
     assert text.select_one("article h1").text.startswith(f"{chapter}. ")
 
 

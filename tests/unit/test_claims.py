@@ -218,7 +218,8 @@ def executed(tmp_path_factory):
     cells = [nbformat.v4.new_code_cell(s) for s in ("from moe_book import claims", CALL)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, kernel_name="python3").execute()
-    path = tmp_path_factory.mktemp("notebooks") / "03_a.ipynb"
+    path = tmp_path_factory.mktemp("notebooks") / "appendix" / "03_details.ipynb"
+    path.parent.mkdir()
     nbformat.write(notebook, path)
     return path
 
@@ -228,7 +229,7 @@ def test_the_ledger_holds_every_claim_and_what_the_boxes_say(executed):
     ledger = collect([executed], sabotage)
     rows = {r["id"]: r for r in ledger["claims"]}
     assert list(rows) == list(claims.registry())
-    assert rows[OTHER]["verdict"] == "holds" and rows[OTHER]["notebook"] == "03_a"
+    assert rows[OTHER]["verdict"] == "holds" and rows[OTHER]["notebook"] == "appendix/03_details"
     assert rows[OTHER]["evidence"][0]["cases"] == 6 and rows[OTHER]["sabotage"] == sabotage[OTHER]
     # a registry verdict without a box in a notebook is not done
     assert rows[ID]["verdict"] == "open" and "evidence" not in rows[ID]
@@ -240,8 +241,15 @@ def test_the_ledger_holds_every_claim_and_what_the_boxes_say(executed):
 def test_two_boxes_for_one_claim_are_refused(executed, tmp_path):
     again = tmp_path / "05_c.ipynb"
     again.write_text(executed.read_text())
-    with pytest.raises(ValueError, match="has a box in 03_a already"):
+    with pytest.raises(ValueError, match="has a box in appendix/03_details already"):
         collect([executed, again], {})
+
+
+def test_a_box_on_another_page_than_the_registry_says_is_refused(executed, tmp_path):
+    moved = tmp_path / "03_a.ipynb"
+    moved.write_text(executed.read_text())
+    with pytest.raises(ValueError, match="the registry says that the box of .* stands on appendix/03_details"):
+        collect([moved], {})
 
 
 def test_a_box_that_contradicts_the_registry_is_refused(executed, tmp_path):

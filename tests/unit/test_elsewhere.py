@@ -3,7 +3,6 @@
 import ast
 import operator
 from functools import partial
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -14,6 +13,7 @@ import torch
 from elsewhere import DEVICE, Elsewhere, MixedDevices, There
 
 from moe_book import figures
+from moe_book.notebooks import NOTEBOOKS, notebooks, page
 from moe_book.sabotage.slicing import needed
 from moe_theory import training
 from moe_theory.diagnose import compare_routers, diagnose, diagnose_router
@@ -264,9 +264,8 @@ def test_a_model_is_diagnosed_where_it_lies():
 
 # --- the chapters that pick a device ------------------------------------------------------------
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PICK = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
-PICKING = [p.stem for p in sorted(NOTEBOOKS.glob("*.ipynb")) if PICK.replace('"', '\\"') in p.read_text()]
+PICKING = [page(p) for p in notebooks() if PICK.replace('"', '\\"') in p.read_text()]
 
 
 def code(stem: str) -> list[str]:

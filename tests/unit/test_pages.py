@@ -14,7 +14,7 @@ from bs4 import BeautifulSoup
 from PIL import Image
 from pybtex.database import parse_file, parse_string
 
-from moe_book import build, claims, pages
+from moe_book import build, claims, notebooks, pages
 
 REGISTRY = claims.registry()
 BOXES = pages.boxes(build.chapters())
@@ -40,13 +40,16 @@ def test_boxes_are_numbered_by_kind_and_know_their_proofs(tmp_path):
         ":::{prf:theorem}\n:label: thm-e\nText.\n:::\n\n:::{prf:proof}\n*{prf:ref}`lem-a`.* Text.\n:::",
     )
     other = chapter(tmp_path / "12_b.ipynb", ":::{prf:theorem}\n:label: thm-c\nText.\n:::")
+    (tmp_path / "appendix").mkdir()
+    more = chapter(tmp_path / "appendix" / "07_more.ipynb", ":::{prf:theorem}\n:label: thm-f\nText.\n:::")
     unnumbered = chapter(tmp_path / "speed.ipynb", ":::{prf:theorem}\n:label: thm-d\nText.\n:::")
-    assert pages.boxes([one, other, unnumbered]) == {
+    assert pages.boxes([one, other, unnumbered, more]) == {
         "thm-a": pages.Box("Theorem 7.1", "07_a"),
         "lem-a": pages.Box("Lemma 7.1", "07_a", proved=True),
         "thm-b": pages.Box("Theorem 7.2", "07_a", proved=True),
         "thm-e": pages.Box("Theorem 7.3", "07_a"),
         "thm-c": pages.Box("Theorem 12.1", "12_b"),
+        "thm-f": pages.Box("Theorem A7.1", "appendix/07_more"),
     }
 
 
@@ -73,6 +76,8 @@ def test_links_lead_to_the_box_from_every_page():
     away, near = name.format("../notebooks/03_smooth_routing.html"), name.format("")
     assert pages.derived("chen-lem-c.3", BOXES) == [f"Proved in: {away}"]
     assert pages.derived("chen-lem-c.3", BOXES, "03_smooth_routing") == [f"Proved in: {near}"]
+    deeper = name.format("../../notebooks/03_smooth_routing.html")
+    assert pages.derived("chen-lem-c.3", BOXES, "appendix/03_details") == [f"Proved in: {deeper}"]
 
 
 def test_what_is_only_stated_or_proved_in_part_is_not_called_proved():
@@ -194,6 +199,20 @@ def test_a_chapter_ends_with_a_link_to_the_next_page(page):
     following = PAGES[PAGES.index(page) + 1]
     links = re.findall(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", last)
     assert following in {(Path("notebooks") / link).as_posix() for link in links}, f"no link to {following}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if f"/{notebooks.APPENDIX}/" in page])
+def test_an_appendix_page_and_its_chapter_lead_to_each_other(page):
+    (chapter,) = (p for p in NUMBERED if p.startswith(f"notebooks/{page.split('/')[-1][:2]}_"))
+    for here, there in ((page, chapter), (chapter, page)):
+        text = "\n".join(c.source for c in nbformat.read(build.ROOT / f"{here}.ipynb", 4).cells)
+        links = re.findall(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", text)
+        paths = {(build.ROOT / here).parent.joinpath(link).resolve() for link in links}
+        assert build.ROOT / there in paths, f"{here} does not lead to {there}"
+
+
+def test_every_notebook_is_a_page_of_the_book():
+    assert {f"notebooks/{notebooks.page(path)}" for path in notebooks.notebooks()} <= {*PAGES}
 
 
 PLACE = r"(Proof of )?(Definition|Theorem|Lemma|Proposition|Remark|Claim|Algorithm|Table|Figure|Eq\.|Section|Appendix) "

@@ -18,7 +18,7 @@ ENDS = ("refused", "survived", "equivalent", "crashed")
 
 
 def _path(chapter: str) -> Path:
-    return OUTCOMES / f"{chapter}.json"
+    return OUTCOMES / f"{Path(chapter).name}.json"
 
 
 def _read(chapter: str) -> dict:

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 from moe_book.claims import registry as claims
+from moe_book.notebooks import NOTEBOOKS, settling
 from moe_book.sabotage.slicing import needed
 
 FOLDER = Path(__file__).parent
 SOURCES = FOLDER.parents[1]  # of the two packages
-NOTEBOOKS = FOLDER.parents[2] / "notebooks"
 JUDGING = ("settle", "_match", "_once", "_line", "_verdict")  # what of claims.py refuses
 DECIDES = ("evidence", "rule", "verdict", "target", "target_sd", "predicted")  # fields of a claim that its box reads
 
@@ -23,7 +23,7 @@ DECIDES = ("evidence", "rule", "verdict", "target", "target_sd", "predicted")  #
 
 @cache
 def code(chapter: str) -> list[str]:
-    """Sources of a chapter's code cells, in order; ValueError if there is no such notebook."""
+    """Sources of the code cells of a chapter or an appendix page, in order; ValueError if there is no such notebook."""
     path = NOTEBOOKS / f"{chapter}.ipynb"
     if not path.exists():
         raise ValueError(f"chapter: expected a notebook of {NOTEBOOKS}, got {chapter!r}")
@@ -32,11 +32,10 @@ def code(chapter: str) -> list[str]:
 
 
 def chapter_of(claim: str) -> str:
-    """The notebook that settles a claim, by its stem; ValueError for an id that is not in the registry."""
+    """The page that settles a claim, by its name; ValueError for an id that is not in the registry."""
     if claim not in claims():
         raise ValueError(f"claim: expected an id of the registry, got {claim!r}")
-    stem = f"{claims()[claim]['chapter']}_"
-    return next(path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem.startswith(stem))
+    return settling(claims()[claim], NOTEBOOKS)
 
 
 def _settles(source: str, claim: str) -> bool:
