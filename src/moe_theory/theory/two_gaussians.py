@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 from scipy.integrate import solve_ivp
-from scipy.special import expit, gammainc, roots_gegenbauer, roots_hermitenorm
+from scipy.special import expit, gammainc, roots_gegenbauer, roots_hermitenorm, roots_legendre
 
 from moe_theory import _validate as check
 
@@ -56,6 +56,23 @@ def noise_law(d: int, r: float, *, sigma: float = 1.0, nodes: int = 300) -> Law:
     y = (r**2 - tau**2) / (2 * sigma**2)
     p = p * np.exp(-(tau**2) / (2 * sigma**2)) * (gammainc(half, y) / y**half if half else 1.0)
     return Law(tau, p / p.sum())
+
+
+def ball_cubature(r: float, *, nodes: int = 40) -> tuple[Float[ndarray, "n 3"], Float[ndarray, " n"]]:
+    """Points and weights for `N(0, I_3)` truncated to the ball of radius r: `E f(g)` is `p @ f(g)`.
+
+    A product rule in radius, height and azimuth, with `nodes` of each. It does not use that the law has no preferred
+    direction, and is there to check what does.
+
+    Raises:
+        ValueError: for a radius that is not > 0, or a number of nodes below 1.
+    """
+    node, weight = roots_legendre(check.integer("nodes", nodes, 1))
+    radii, azimuth = check.positive("r", r) * (node + 1) / 2, np.arange(nodes) * 2 * np.pi / nodes
+    R, H, T = np.meshgrid(radii, node, azimuth, indexing="ij")
+    g = R * np.stack([H, np.sqrt(1 - H**2) * np.cos(T), np.sqrt(1 - H**2) * np.sin(T)])
+    p = weight[:, None, None] * weight[:, None] * R**2 * np.exp(-(R**2) / 2)
+    return g.reshape(3, -1).T, p.ravel() / p.sum()
 
 
 def logits(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Float[ndarray, "*n N"]:
