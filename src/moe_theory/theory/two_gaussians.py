@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.integrate import solve_ivp
+from scipy.integrate import cumulative_trapezoid, solve_ivp
 from scipy.special import expit, gammainc, roots_gegenbauer, roots_hermitenorm, roots_legendre
 
 from moe_theory import _validate as check
@@ -156,13 +156,28 @@ def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " 
     return np.stack([m, np.exp(log_s)])
 
 
+def _least_speed(h, kappa, C):
+    """Q of `decay_bounds` for the smallest logit h, the largest `C h`, and `kappa = cos theta - r`."""
+    slope = (h - np.tanh(h)) / (h * (1 - 1 / np.cosh(h)))
+    return 2 * kappa * slope * np.tanh(h / 2) ** 2 / np.tanh(C * h / 2)
+
+
+def _smallest_logit(m, s, r):
+    """`m - r |w|`, with `kappa` and `C` of `_least_speed`; a ValueError unless it is positive."""
+    n = np.hypot(m, s)
+    h = m - check.positive("r", r) * n
+    if not (h > 0).all():
+        raise ValueError(f"m: expected routers with m > r |w|, got a smallest logit of {np.min(h):.3g}")
+    return h, h / n, (m + r * n) / h
+
+
 def decay_bounds(m: Float[ndarray, "*n"], s: Float[ndarray, "*n"], r: float) -> Float[ndarray, "2 *n"]:
     """Q and K with `Q^2 <= -(dL/dt) / L^2 <= K^2` along the flow with u at its optimum, from this router on.
 
     They hold for all noise without preferred direction of length at most r, where the smallest logit
     `h = m - r |w|` of an input is positive: `K = 2 / tanh(h / 2)` and
-    `Q = 2 (cos theta - r) tanh(h / 2)^2 g(h) / h` with `g(h) = (h cosh h - sinh h) / (cosh h - 1)`. So the time to a
-    loss e is between `(1 / e - 1 / L) / K^2` and `(1 / e - 1 / L) / Q^2`.
+    `Q = 2 (cos theta - r) G(h) tanh(h / 2)^2 / tanh(H / 2)` with the largest logit `H = m + r |w|` and
+    `G(h) = (h cosh h - sinh h) / (h (cosh h - 1))`.
 
     Args:
         m, s: `<w, z>` and the length of the part of w across z.
@@ -171,13 +186,32 @@ def decay_bounds(m: Float[ndarray, "*n"], s: Float[ndarray, "*n"], r: float) -> 
     Raises:
         ValueError: if an input of the cluster may be on the wrong side of the router.
     """
-    n = np.hypot(m, s)
-    h = m - check.positive("r", r) * n
-    if not (h > 0).all():
-        raise ValueError(f"m: expected routers with m > r |w|, got a smallest logit of {np.min(h):.3g}")
-    tanh = np.tanh(h / 2)
-    slope = (h - np.tanh(h)) / (1 - 1 / np.cosh(h))
-    return np.stack([2 / n * tanh**2 * slope, 2 / tanh])
+    h, kappa, C = _smallest_logit(m, s, r)
+    return np.stack([_least_speed(h, kappa, C), 2 / np.tanh(h / 2)])
+
+
+def time_bounds(m: float, s: float, r: float, loss: float, target: float) -> tuple[float, float]:
+    """Between which times the flow with u at its optimum brings a loss down to a target.
+
+    With Q and K of `decay_bounds` it is at least `(1 / target - 1 / loss) / K^2`. It is at most that with Q for K,
+    and at most `(int dh / (kappa Q(h)) + 1 / Q(h1)^2) / target`, the integral from the smallest logit to any h1.
+
+    Args:
+        m, s, r: as in `decay_bounds`.
+        loss: of this router; target: below it.
+
+    Raises:
+        ValueError: for a target that is not below the loss, or a router as in `decay_bounds`.
+    """
+    if not 0 < target < loss:
+        raise ValueError(f"target: expected a number between 0 and the loss {loss:.3g}, got {target:.3g}")
+    h0, kappa, C = _smallest_logit(np.asarray(m), np.asarray(s), r)
+    h = h0 * np.geomspace(1, max(2, 60 / h0), 2000)
+    Q = _least_speed(h, kappa, C)
+    waiting = cumulative_trapezoid(1 / Q, h, initial=0) / kappa
+    due = 1 / target - 1 / loss
+    high = min(due / Q[0] ** 2, ((waiting + 1 / Q**2) / target).min())
+    return float(due * np.tanh(h0 / 2) ** 2 / 4), float(high)
 
 
 def joint_loss(law: Law, state: Float[ndarray, " 4"]) -> float:
