@@ -24,19 +24,21 @@ test: unit slow chapters rendered  ## all unit tests, nbval over every chapter, 
 
 unit: $(READY)  ## the quick unit tests, with shapes checked at run time
 	@echo "== unit tests"
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto -m "not slow"
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto --dist worksteal -m "not slow"
 
 slow: $(READY)  ## the other unit tests, and that every implementation that is timed takes the same step
 	@echo "== slow unit tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit benchmarks/test_train_patch_moe.py -n auto -m slow
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit benchmarks/test_train_patch_moe.py -n auto --dist worksteal -m slow
 
 chapters: $(READY)  ## run every chapter and compare its checked cells with the stored outputs
 	@echo "== nbval over the chapters"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=300 notebooks -n auto --dist loadfile
+	@# backwards, since the last chapter takes longest: were it not the first to start, one core would wait for it
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=300 $$(ls -r notebooks/*.ipynb) \
+		-n auto --dist loadfile --no-loadscope-reorder
 
 rendered: book  ## tests of the rendered and of the published book
 	@echo "== tests of the rendered book"
-	@$(BIN)/python -m pytest tests/rendered -n auto
+	@$(BIN)/python -m pytest tests/rendered -n auto --dist worksteal
 
 outputs: $(READY)  ## execute what changed and store its outputs in the tree, for committing; CHAPTER="03 07" for some only
 	@$(BIN)/python -m moe_book.build --store $(addprefix --chapter ,$(CHAPTER))
@@ -44,8 +46,8 @@ outputs: $(READY)  ## execute what changed and store its outputs in the tree, fo
 sabotage: $(READY)  ## run the generated mutants that have no outcome that holds, and store what became of them; resumable
 	@$(BIN)/python -m moe_book.sabotage run && $(BIN)/python -m moe_book.sabotage score
 
-seeds: $(READY)  ## run every chapter at SEEDS, by default 1 31 7919, and name the cards that fall
-	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919)
+seeds: $(READY)  ## run chapters at SEEDS, by default 1 31 7919, and name the boxes that fall; CHAPTER="03 07" for some only
+	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919) $(addprefix --chapter ,$(CHAPTER))
 
 pdf: book  ## the book as one PDF, _build/moe-theory.pdf
 	@$(BIN)/python -m moe_book.pdf

@@ -4,7 +4,8 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from pkgutil import resolve_name
 
 from moe_theory.models.rules import Rule
@@ -100,11 +101,8 @@ def _parameters(of: ast.arguments) -> list[str]:
 def signature(name: str, obj: Callable) -> str:
     """How a function, class or rule is called, as its source has it: annotations hold shapes."""
     obj = obj.__call__ if isinstance(obj, Rule) else obj
-    own = inspect.isclass(obj) and "__init__" in vars(obj) and hasattr(obj.__init__, "__code__")
-    try:
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(obj.__init__ if own else obj))).body
-    except OSError:  # a dataclass writes its own
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(obj))).body
+    written = obj.__init__ if inspect.isclass(obj) and not is_dataclass(obj) else obj
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(written))).body
     if isinstance(node, ast.ClassDef):
         fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and "init=False" not in ast.unparse(n)]
         parameters, returns = [ast.unparse(n) for n in fields], ""
@@ -116,11 +114,9 @@ def signature(name: str, obj: Callable) -> str:
     return line if len(line) <= 79 else f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){returns}"
 
 
-def _methods(obj) -> Iterator[tuple[str, Callable]]:
-    if inspect.isclass(obj):
-        yield from (
-            (name, f) for name, f in vars(obj).items() if inspect.isfunction(f) and name[0] != "_" and f.__doc__
-        )
+def _methods(obj) -> list[tuple[str, Callable]]:
+    found = vars(obj).items() if inspect.isclass(obj) else ()
+    return [(name, f) for name, f in found if inspect.isfunction(f) and name[0] != "_" and f.__doc__]
 
 
 def shown(name: str) -> str:

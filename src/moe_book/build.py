@@ -1,4 +1,4 @@
-"""Build the book: execute the chapters, collect their claim cards, render the pages.
+"""Build the book: execute the chapters, collect their verdict boxes, render the pages.
 
 `python -m moe_book.build` is what `make book` runs; `--store` writes outputs back into the tree instead, of those
 chapters whose inputs are not the ones that their stored outputs were made from. What has not changed is not run again.
@@ -266,11 +266,7 @@ def render(source: Path, output: Path, config: str) -> None:
     stamp.unlink(missing_ok=True)
     work = output.with_name(f"{output.name}-sphinx")
     command = [Path(sys.executable).with_name("jupyter-book"), "build", source, "--path-output", work]
-    done = subprocess.run(
-        [*command, "--warningiserror", "--keep-going", "--quiet"],
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([*command, "--warningiserror", "--keep-going", "--quiet"], capture_output=True, text=True)
     if done.returncode:
         shutil.rmtree(work, ignore_errors=True)  # or pages already read would not be warned about again
         raise SystemExit(f"rendering failed:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}")

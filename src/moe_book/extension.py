@@ -4,10 +4,10 @@ description for each page, labels of references.
 
 import ast
 import html
-import importlib
 import inspect
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import nbformat
@@ -55,8 +55,7 @@ def describe(app, pagename, templatename, context, doctree):
     if len(text) > DESCRIBED:
         text = text[:DESCRIBED].rpartition(" ")[0] + " …"
     if text:
-        quoted = text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-        context["metatags"] += f'\n    <meta name="description" content="{quoted}" />'
+        context["metatags"] += f'\n    <meta name="description" content="{html.escape(text)}" />'
 
 
 def without_repeated_ids(app, pagename, templatename, context, doctree):
@@ -72,17 +71,10 @@ def imported(notebook: Path) -> dict[str, Any]:
     """What the names are that a chapter's cells import from the package."""
     found = {}
     for cell in nbformat.read(notebook, 4).cells:
-        if cell.cell_type != "code":
-            continue
-        for node in ast.walk(ast.parse(cell.source)):
+        for node in ast.walk(ast.parse(cell.source)) if cell.cell_type == "code" else ():
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGE_NAMES:
-                for alias in node.names:
-                    scope = importlib.import_module(node.module)
-                    inner = f"{node.module}.{alias.name}"
-                    known = hasattr(scope, alias.name)
-                    found[alias.asname or alias.name] = (
-                        getattr(scope, alias.name) if known else importlib.import_module(inner)
-                    )
+                names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name: resolve_name(path) for name, path in names.items()}
     return found
 
 
@@ -127,15 +119,12 @@ def source_pages(app):
         for number, anchor in _defined(tree):
             lines[number - 1] = f'<span id="{anchor}"></span>' + lines[number - 1]
         page = f"_modules/{name.replace('.', '/')}"
-        modules.append(f'<li><a href="{page.removeprefix("_modules/")}.html">{name}</a>: {_first(tree)}</li>')
+        about = html.escape((ast.get_docstring(tree) or "").partition("\n")[0])
+        modules.append(f'<li><a href="{page.removeprefix("_modules/")}.html">{name}</a>: {about}</li>')
         body = f"<h1>{name}</h1>{before}<pre>" + "\n".join(lines)
         yield page, {"title": name, "body": body, "parents": []}, "page.html"
     listing = f"<h1>The source of all modules</h1><ul>{''.join(modules)}</ul>"
     yield "_modules/index", {"title": "The source of all modules", "body": listing, "parents": []}, "page.html"
-
-
-def _first(tree: ast.Module) -> str:
-    return html.escape((ast.get_docstring(tree) or "").partition("\n")[0])
 
 
 def cited(entry) -> str:

@@ -1,6 +1,6 @@
-"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, cards.
+"""What the build writes from the ledger and the executed chapters: counts, findings, ledger, map, errata, boxes.
 
-Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their cards.
+Every number in them is the ledger's or a chapter's, but for the sentences of the findings, which lead to their boxes.
 """
 
 import base64
@@ -177,9 +177,14 @@ def _paper(key: str) -> str:
 
 
 def _chapter(row: dict) -> str:
-    """Link from a page under book/ to the card in the chapter, or its appendix, that settled the claim."""
+    """Link from a page under book/ to the box in the chapter, or its appendix, that settled the claim."""
     name = f"{'appendix A' if '/' in row.get('notebook', '') else 'chapter '}{int(row['chapter'])}"
-    return f'<a href="../notebooks/{row["notebook"]}.html#claim-{row["id"]}">{name}</a>' if "notebook" in row else name
+    return f'<a href="{_address(row)}">{name}</a>' if "notebook" in row else name
+
+
+def _address(row: dict) -> str:
+    """That of a claim's box, or of its line in the ledger while it is open, from a page under book/."""
+    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
 
 
 def _verdict(verdict: str, link: str = "") -> str:
@@ -194,10 +199,10 @@ def _verdict(verdict: str, link: str = "") -> str:
 SUMMARY = (
     "**Of the papers' {all} claims {holds} hold as stated, {sharpened} hold with a better constant, {proof repaired} "
     "hold by a new proof, and {corrected} hold after a repair that we state. Of their tables, figures and experiments "
-    "{reproduced} could be reproduced as described, {reproduced after a search} after a search for settings that the "
-    "paper leaves open, and {differs} gave other results. {trend} asymptotic claims appear as fitted trends, {fails} are "
-    "refuted by a counterexample, {misprint} are misprints, and {untested} could not be tested here.** The book adds "
-    "{own} results of its own. If a number stops supporting its verdict, the book does not build."
+    "{reproduced} could be reproduced as described, {reproduced after a search} after a search for settings that "
+    "the paper leaves open, and {differs} gave other results. {trend} asymptotic claims appear as fitted trends, "
+    "{fails} are refuted by a counterexample, {misprint} are misprints, and {untested} could not be tested here.** "
+    "The book adds {own} results of its own. If a number stops supporting its verdict, the book does not build."
 )
 
 
@@ -410,14 +415,8 @@ def _named(claims: Iterable[str]) -> str:
     )
 
 
-def _card(row: dict) -> str:
-    """The address of a claim's card, or of its line in the ledger while it is open, from a page under book/."""
-    return f"../notebooks/{row['notebook']}.html#claim-{row['id']}" if "notebook" in row else f"ledger.html#{row['id']}"
-
-
-def _use(graph: claim_graph.Graph) -> str:
+def _use(graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
     """How much hangs together: what is used most, and the longest chain."""
-    users = claim_graph.turned(graph)
     in_all = {claim: len(claim_graph.reached(users, claim)) for claim in graph}
     linked = [claim for claim in graph if graph[claim] or users[claim]]
     most = sorted(graph, key=lambda claim: -in_all[claim])[:MOST]
@@ -430,18 +429,16 @@ def _use(graph: claim_graph.Graph) -> str:
     )
 
 
-def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
+def _touched(rows: Mapping[str, dict], users: claim_graph.Graph) -> str:
     """Which claims a verdict other than those of `FIRM` touches: a table, first what carries most."""
-    users = claim_graph.turned(graph)
-    in_all = {claim: claim_graph.reached(users, claim) for claim in graph}
-    weak = sorted((c for c in graph if rows[c]["verdict"] not in FIRM), key=lambda claim: -len(in_all[claim]))
+    in_all = {c: len(claim_graph.reached(users, c)) for c, row in rows.items() if row["verdict"] not in FIRM}
     lines = "".join(
         f"<tr><td>{_named([claim])}</td><td>{_verdict(rows[claim]['verdict'])}</td><td>{_named(users[claim])}</td>"
-        f"<td>{len(in_all[claim])}</td></tr>"
-        for claim in weak
+        f"<td>{in_all[claim]}</td></tr>"
+        for claim in sorted(in_all, key=lambda claim: -in_all[claim])
         if in_all[claim]
     )
-    bare = sum(not in_all[claim] for claim in weak)
+    bare = [*in_all.values()].count(0)
     head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "rests on it directly", "in all"))
     return (
         f'<table class="touched"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>\n'
@@ -450,12 +447,12 @@ def _touched(rows: Mapping[str, dict], graph: claim_graph.Graph) -> str:
 
 
 def _entry(row: dict, graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
-    """A claim in the list: the way to its card, what it rests on and what rests on it."""
+    """A claim in the list: the way to its box, what it rests on and what rests on it."""
     claim = row["id"]
     links = {"rests on": graph[claim], "used by": users[claim]}
     uses = [f"{how} {_named(others)}" for how, others in links.items() if others]
     return (
-        f'<li id="map-{claim}"><a href="{_card(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
+        f'<li id="map-{claim}"><a href="{_address(row)}" title="{claim}">{_place(claim)}</a> {_verdict(row["verdict"])}'
         f"{'<br>' * bool(uses)}{'<br>'.join(uses)}</li>"
     )
 
@@ -467,18 +464,14 @@ def _map(name: str, rows: Mapping[str, dict], graph: claim_graph.Graph, users: c
     drawn = {other: [] for others in drawn.values() for other in others if other not in drawn} | drawn
     nodes = {
         claim: claim_graph.Node(
-            _card(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
+            _address(row), row["verdict"], f"{claim} {row['verdict']}: {PAPERS[row['paper']]}, {row['where']}"
         )
         for claim, row in rows.items()
         if claim in drawn
     }
     picture = claim_graph.drawing(drawn, nodes, f"{name}: which claim rests on which")
     entries = "\n".join(_entry(rows[claim], graph, users) for claim in inside)
-    return [
-        f"## {name}\n",
-        f"{picture}\n",
-        f'<ul class="claim-uses">\n{entries}\n</ul>\n',
-    ]
+    return [f"## {name}\n", f"{picture}\n", f'<ul class="claim-uses">\n{entries}\n</ul>\n']
 
 
 def map_page(ledger: dict) -> str:
@@ -495,13 +488,13 @@ def map_page(ledger: dict) -> str:
             "what rests on it stand out. A box leads to the verdict box of its claim, and its edge has the colour of "
             "the verdict. Below each drawing the same stands as a list, with the claims that stand by themselves, "
             "too.\n",
-            _use(graph),
+            _use(graph, users),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",
             f"Claims whose verdict is none of {', '.join(FIRM[:-1])} and {FIRM[-1]}, and what rests on them. That does "
             "not put it in doubt: it uses what the book left of them. It says where to look again if one of them is "
             "read in its paper's form.\n",
-            _touched(rows, graph),
+            _touched(rows, users),
         ]
     )
 
@@ -602,18 +595,19 @@ def _outputs(notebook: nbformat.NotebookNode):
     return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
 
 
-def _links(card: dict, known: Mapping[str, Box], here: str) -> str:
-    """What leads on from a card: the boxes it rests on, its line in the ledger, its erratum, its paper."""
-    links, book = derived(card["id"], known, here), f"{_up(here)}book"
-    links += [f'<a href="{book}/ledger.html#{card["id"]}">ledger</a>']
-    links += [f'<a href="{book}/errata.html#erratum-{card["id"]}">erratum</a>'] * (card["verdict"] in NEWS)
-    if card["paper"] in addresses():
-        links.append(f'<a href="{addresses()[card["paper"]]}">the paper</a>')
+def _links(row: dict, known: Mapping[str, Box], here: str) -> str:
+    """What leads on from a verdict box: the theorems behind it, its line in the ledger, its erratum, its paper."""
+    links, book = derived(row["id"], known, here), f"{_up(here)}book"
+    links.append(f'<a href="{book}/ledger.html#{row["id"]}">ledger</a>')
+    if row["verdict"] in NEWS:
+        links.append(f'<a href="{book}/errata.html#erratum-{row["id"]}">erratum</a>')
+    if row["paper"] in addresses():
+        links.append(f'<a href="{addresses()[row["paper"]]}">the paper</a>')
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
 def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) -> str:
-    """An executed chapter as Sphinx reads it: cards with their links, figures and tables with number and address.
+    """An executed chapter as Sphinx reads it: boxes with their links, figures and tables with number and address.
 
     Args:
         path: the executed notebook.

@@ -57,7 +57,7 @@ TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
 #: The others are notebooks.
 PAGES = ("index", "notation", "running", "api", "your_own", "ledger", "map", "errata", "references")
-QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
+QUOTED = ("note", "tip", "important", "exercise", "admonition")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
     "math_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
@@ -76,31 +76,32 @@ class Directive(NamedTuple):
     options: dict[str, str]
     body: str
 
-    @classmethod
-    def of(cls, token: Token, closed: bool) -> "Directive":
-        """ValueError for a fence that is not closed or has no name in braces."""
-        named = NAMED.fullmatch(token.info.strip())
-        if not named or not closed:
-            what = "the fence is not closed" if named else "expected a name in braces"
-            raise ValueError(f"directive {token.info.strip()!r}: {what}")
-        options, lines = {}, token.content.split("\n")
-        while lines and (option := OPTION.fullmatch(lines[0])):
-            options[option["key"]] = option["value"].strip()
-            lines.pop(0)
-        return cls(named["name"], named["argument"].strip(), options, "\n".join(lines).rstrip())
-
     @property
     def heading(self) -> str:
+        if self.name == "admonition":
+            return self.argument
         kind = self.name.split(":")[-1].capitalize()
         return f"{kind} ({self.argument})" if self.argument else kind
 
 
 def _directive(token: Token, lines: list[str]) -> Directive | None:
-    """The directive that a token of these source lines is, if it is one."""
+    """The directive that a token of these source lines is, if it is one.
+
+    Raises:
+        ValueError: for a fence that is not closed or has no name in braces.
+    """
     if token.type != "colon_fence" and not (token.type == "fence" and token.info.startswith("{")):
         return None
+    named = NAMED.fullmatch(token.info.strip())
     last = lines[token.map[1] - 1].lstrip("> \t").rstrip()  # pyright: ignore[reportOptionalSubscript]
-    return Directive.of(token, len(last) >= len(token.markup) and set(last) == {token.markup[0]})
+    if not named or len(last) < len(token.markup) or set(last) != {token.markup[0]}:
+        what = "the fence is not closed" if named else "expected a name in braces"
+        raise ValueError(f"directive {token.info.strip()!r}: {what}")
+    options, body = {}, token.content.split("\n")
+    while body and (option := OPTION.fullmatch(body[0])):
+        options[option["key"]] = option["value"].strip()
+        body.pop(0)
+    return Directive(named["name"], named["argument"].strip(), options, "\n".join(body).rstrip())
 
 
 def parsed(text: str) -> Iterator[Directive | Token]:

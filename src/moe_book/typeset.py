@@ -1,4 +1,4 @@
-"""Text with $mathematics$ as HTML that MathJax typesets; shared by cards, captions and generated pages."""
+"""Text with $mathematics$ as HTML that MathJax typesets; shared by boxes, captions and generated pages."""
 
 import html
 import re

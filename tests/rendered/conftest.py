@@ -31,3 +31,8 @@ def browser():
         )
         yield chromium
         chromium.close()
+
+
+def pytest_collection_modifyitems(items):
+    """Put first what takes longest: were it last, one core would wait for it."""
+    items.sort(key=lambda item: item.path.stem != "test_site")

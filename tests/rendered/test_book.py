@@ -45,8 +45,8 @@ def barriers(tab, scheme) -> list[str]:
     return [f"{v['id']}: {node['html'][:120]}" for v in grave for node in v["nodes"]]
 
 
-def opened(browser, page, width=1280, scheme="light"):
-    """A loaded page, and the list that collects what it should not do."""
+def window(browser, width=1280, scheme="light"):
+    """An empty tab in a window of its own, and the list that collects what its pages should not do."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     tab, complaints = context.new_page(), []
     tab.on("console", lambda m: complaints.append(f"console {m.type}: {m.text}") if m.type == "error" else None)
@@ -59,11 +59,30 @@ def opened(browser, page, width=1280, scheme="light"):
             else None
         ),
     )
+    return tab, complaints
+
+
+def load(tab, complaints, page):
+    """Load a page to the end; complaints about the one before it are forgotten."""
+    tab.goto("about:blank")
+    complaints.clear()
     tab.goto((HTML / page).as_uri())
     tab.wait_for_selector("article h1")  # of where the first page leads, too: nothing is asked of a page on its way
     tab.wait_for_function("() => document.readyState == 'complete' && !(window.MathJax && !MathJax.startup?.promise)")
     tab.evaluate("() => window.MathJax && MathJax.startup.promise")
+
+
+def opened(browser, page, width=1280, scheme="light"):
+    """A page in a window of its own, and the list that collects what it should not do."""
+    tab, complaints = window(browser, width, scheme)
+    load(tab, complaints, page)
     return tab, complaints
+
+
+@pytest.fixture(scope="session")
+def windows(browser):
+    """For pages that are only read: a window for each width and scheme, since to open one takes a second."""
+    return cache(lambda width, scheme: window(browser, width, scheme))
 
 
 def test_there_are_pages():
@@ -72,9 +91,10 @@ def test_there_are_pages():
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_page_reads_offline(browser, page, width, scheme):
+def test_page_reads_offline(windows, page, width, scheme):
     """A chapter's parts are looked at here too, where it is loaded once: loading takes longest."""
-    tab, complaints = opened(browser, page, width, scheme)
+    tab, complaints = windows(width, scheme)
+    load(tab, complaints, page)
     assert complaints == []
     assert tab.evaluate(RENDERED) == [], "unrendered formulas"
     assert tab.evaluate(TORN) == [], "signs apart from their formulas"
@@ -88,7 +108,6 @@ def test_page_reads_offline(browser, page, width, scheme):
     if page in CHAPTERS:
         has_figures_and_a_download(tab, page)
     assert barriers(tab, scheme) == []  # last, because it thins the page
-    tab.context.close()
 
 
 def test_a_window_that_changes_marks_only_what_scrolls(browser):

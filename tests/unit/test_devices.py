@@ -89,7 +89,7 @@ def test_what_quadrature_in_the_plane_computes(monkeypatch):
     found = [f(theta, 1, loss) for f in (rg.mean_gradient, rg.boundary_term, rg.risk_differences)]
     found += [f(jump, draw(2), draw(())) for f in (rg.disc_integral, rg.circle_term)]
     assert {t.device.type for t in (*found, *rg.plane_nodes(theta))} == {"meta"}
-    assert {t.device.type for t in th._pieces([-1.0, 0.5, 1.0], torch.device("meta"))} == {"meta"}
+    assert {t.device.type for t in rg.legendre([-1.0, 0.5, 1.0], 24, torch.device("meta"))} == {"meta"}
 
 
 def test_what_one_expert_and_sums_over_a_sample_compute():

@@ -48,8 +48,8 @@ def tiny(tmp_path, monkeypatch, in_process):
 
 
 def test_run_load_and_provenance(tiny):
-    experiments.run("tiny", folder=tiny)
-    rows = experiments.load("tiny", folder=tiny)
+    experiments.run("tiny")
+    rows = experiments.load("tiny")
     assert rows["square"].tolist() == [0, 1, 4, 9, 16] and rows["tag"].tolist() == ["a,b"] * 5
     assert {"device", "seconds"} <= set(rows)
     (head,) = manifest.entries(tiny)["tiny.csv"]["provenance"]
@@ -68,13 +68,13 @@ def test_a_stopped_run_goes_on_where_it_was(tiny, monkeypatch):
     whole = EXPERIMENTS["tiny"]
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(whole, row=stop_at_three))
     with pytest.raises(KeyboardInterrupt):
-        experiments.run("tiny", folder=tiny)
+        experiments.run("tiny")
     with pytest.raises(ValueError, match="tiny.csv: not all rows are stored yet; run `python"):
-        experiments.load("tiny", folder=tiny)
+        experiments.load("tiny")
     monkeypatch.setitem(EXPERIMENTS, "tiny", whole)
-    experiments.run("tiny", folder=tiny)
+    experiments.run("tiny")
     assert CALLS == [0, 1, 2, 3, 4]
-    assert experiments.load("tiny", folder=tiny)["square"].tolist() == [0, 1, 4, 9, 16]
+    assert experiments.load("tiny")["square"].tolist() == [0, 1, 4, 9, 16]
 
 
 def test_smoke_rows_are_never_paper_rows(tiny, monkeypatch):
@@ -85,7 +85,7 @@ def test_smoke_rows_are_never_paper_rows(tiny, monkeypatch):
         (tiny / name).write_bytes((tiny / "_build" / "smoke" / name).read_bytes())
     for use in (experiments.load, experiments.run):
         with pytest.raises(ValueError, match="tiny.csv: expected paper rows of 'tiny', got smoke rows of 'tiny'"):
-            use("tiny", folder=tiny)
+            use("tiny")
     with pytest.raises(ValueError, match="profile: expected one of"):
         experiments.run("tiny", profile="toy")
 
@@ -110,7 +110,7 @@ def test_bad_names_and_selections(tiny):
     with pytest.raises(ValueError, match="experiment: expected one of"):
         experiments.load("nothing")
     with pytest.raises(ValueError, match="no stored rows"):
-        experiments.load("tiny", folder=tiny)
+        experiments.load("tiny")
     with pytest.raises(ValueError, match="which: expected to pick one row"):
         experiments.recompute("tiny", tag="a,b")
 
@@ -130,6 +130,9 @@ def test_command_line(tiny, capsys, monkeypatch):
 
 SLOW = {  # smoke profiles of more than about a second
     "baselines",
+    "contact",
+    "cosine_language",
+    "domains",
     "exploration",
     "exponents",
     "image_functions",
@@ -140,6 +143,9 @@ SLOW = {  # smoke profiles of more than about a second
     "images_latent",
     "images_longer",
     "images_pilot",
+    "language_plain",
+    "language_routers",
+    "language_widths",
     "languages",
     "many_draws",
     "moe_balanced",
@@ -150,6 +156,7 @@ SLOW = {  # smoke profiles of more than about a second
     "moe_tables",
     "outcome",
     "sparse_at_length",
+    "sparse_more_seeds",
     "sparse_training",
     "voronoi_batches",
     "voronoi_bounds",
@@ -159,13 +166,14 @@ SLOW = {  # smoke profiles of more than about a second
 
 
 @pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])
-def test_smoke_profiles_run(name, tmp_path, in_process):
+def test_smoke_profiles_run(name, tmp_path, monkeypatch, in_process):
     if name == "languages":
         try:
             load_languages(10, 10)
         except ValueError as missing:
             pytest.skip(str(missing))
-    experiments.run(name, profile="smoke", folder=tmp_path)
+    monkeypatch.setattr(store, "SMOKE", tmp_path)
+    experiments.run(name, profile="smoke")
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1 + len(EXPERIMENTS[name].smoke)
     smoke = manifest.entries(tmp_path)[f"{name}.csv"]
     stored = manifest.entries()[f"{name}.csv"]

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -237,3 +238,17 @@ def test_bibtex_of_the_book_and_of_the_papers_can_be_read():
     assert str(book.persons["author"][0]) == f"{{{citation['authors'][0]['name']}}}"
     known = parse_file(pages.BIBLIOGRAPHY).entries
     assert all(entry == known[key] for key, entry in entries.items())
+
+
+def test_the_readme_counts_as_the_front_page_does():
+    counts = [
+        Counter(row["verdict"] for row in REGISTRY.values() if (row["paper"] == "book") == own) for own in (False, True)
+    ]
+    papers, own = ({verdict: found[verdict] for verdict in claims.VERDICTS} for found in counts)
+    readme = (build.ROOT / "README.md").read_text(encoding="utf-8")
+    assert " ".join(pages.summary(papers, own).split()) in " ".join(readme.split())
+
+
+def test_findings_are_short():
+    for text in pages.FINDINGS.values():
+        assert len(re.sub(r"<[^>]+>", "", text)) <= 350

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moe_theory.tasks.patches import PatchTask
-from moe_theory.training import train_patch_moe
+from moe_theory.training import train_patch_moe, train_single_expert
 from moe_theory.training.plain import LAWS, linear_router, softmax_gate
 
 TASK = PatchTask(K=2, d=8)
@@ -77,15 +77,43 @@ def test_a_gate_and_a_router_may_be_others():
         ({"noise": "laplace"}, "noise: expected one of"),
         ({"noise": ("uniform", 0)}, "noise: expected"),
         ({"noise": lambda rng, shape: rng.random(3)}, r"noise: expected draws of shape \(3, 150\), got \(3,\)"),
-        ({"router": lambda x, theta: x.sum((1, 2))}, r"router: expected logits of shape \(150, 3\), got \(150,\)"),
+        ({"router": lambda x, theta: x.sum((1, 2))}, r"router: expected .* \(150, 3\), got torch.float64 \(150,\)"),
         ({"gate": 2}, "gate: expected Callable"),
+        ({"gate": lambda h, m: h}, r"gate: expected .* \(150\), got torch.float64 \(150, 3\)"),
+        ({"gate": lambda h, m: np.ones(150)}, "gate: expected Tensor, got array"),
+        ({"gate": lambda h: h}, "gate: expected a function of 2 tensors, got one that fails"),
         ({"activation": 3}, "activation: expected one of"),
+        ({"activation": lambda z: z.sum()}, r"activation: expected .* \(2, 3\), got torch.float64 \(\)"),
+        ({"activation": lambda z: z > 0}, "activation: expected floating numbers .*got torch.bool"),
+        ({"activation": lambda z: z.numpy()}, "activation: expected a function of a tensor, got one that fails"),
+        ({"activation": lambda z: z.sign().detach()}, "activation: expected a function that autograd"),
         ({"noise": "gaussian", "variant": "released"}, "variant: expected 'as written' with data, noise"),
     ],
 )
 def test_bad_parts_are_named(how, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         trained(**how)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "message"),
+    [
+        ("train", {"y": (TRAIN.y + 1) / 2}, r"y: expected labels \+1 and -1, got \[0.0, 1.0\]"),
+        ("train", {"y": TRAIN.y[:9]}, r"y: expected torch.float64 \(150,\), got torch.float64 \(9,\)"),
+        ("train", {"cluster": TRAIN.cluster.double()}, "cluster: expected torch.int64"),
+        ("test", {"x": TEST.x.float()}, "y: expected torch.float32"),
+        ("test", {"role": TEST.role[:, :2]}, r"role: expected torch.int64 \(150, 4\)"),
+        ("test", {"alpha": 1.0}, "alpha: expected Tensor, got 1.0"),
+    ],
+)
+def test_bad_batches_are_named(name, field, message):
+    whole = {"train": TRAIN, "test": TEST}
+    whole[name] = replace(whole[name], **field)
+    for how in ({}, copies()):
+        with pytest.raises(ValueError, match=f"^{name}.{message}"):
+            trained(**whole, **how)
+    with pytest.raises(ValueError, match=f"^{name}.{message}"):
+        train_single_expert(**whole, activation="relu")
 
 
 @pytest.mark.slow

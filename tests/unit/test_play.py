@@ -1,4 +1,8 @@
-"""A reader changes what a chapter suggests: every one of its edits runs to the end, without a word of error."""
+"""A reader changes what a chapter suggests: every one of its edits runs to the end, without a word of error.
+
+Run are the cells that give something else for an edit, and those that they need. The others do what they do in the
+chapter as it stands, which is run elsewhere.
+"""
 
 import ast
 import contextlib
@@ -14,6 +18,7 @@ import torch
 
 from moe_book import claims, figures
 from moe_book.notebooks import APPENDIX, notebooks
+from moe_book.sabotage.slicing import reached
 
 CHAPTERS = [path for path in notebooks() if path.stem[0].isdigit()]
 HEADING = "## Change one thing"
@@ -49,12 +54,14 @@ def test_a_chapter_suggests_three_edits_of_its_first_cell(path):
 
 
 def play(path: Path, code: str) -> None:
-    """Run a chapter with an edit behind its first cell, drawing nothing."""
+    """Run what an edit behind the first cell of a chapter reaches, drawing nothing."""
     names: dict[str, object] = {"__name__": "__main__", "display": lambda *shown: None}
-    for cell in nbformat.read(path, 4).cells:
-        if cell.cell_type == "code":
-            source = cell.source + f"\n{code}" * ("parameters" in cell.metadata.get("tags", []))
-            exec(compile(source, f"{path.name}, {cell.id}", "exec"), names)
+    cells = [c for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+    (first,) = [i for i, c in enumerate(cells) if "parameters" in c.metadata.get("tags", [])]
+    edited = {ast.unparse(node.targets[0]) for node in ast.parse(code).body}
+    for i in reached([c.source for c in cells], first, edited):
+        source = cells[i].source + f"\n{code}" * (i == first)
+        exec(compile(source, f"{path.name}, {cells[i].id}", "exec"), names)
 
 
 @pytest.fixture
@@ -63,6 +70,26 @@ def default_dtype():
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("sources", "error"),
+    [
+        (["if K > 4:\n    print(nowhere)"], NameError),
+        (["table = {4: 1}", "def of():\n    return table[K]", "found = of()"], KeyError),
+        (["table = {4: 1}", "sizes = [K]", "for size in sizes:\n    last = size", "print(table[last])"], KeyError),
+        (["table, sizes = {4: 1}, []", "sizes.append(K)", "print([table[size] for size in sizes])"], KeyError),
+        (["if globals()['K'] != 4:\n    raise ValueError"], ValueError),
+    ],
+)
+def test_an_error_that_only_an_edit_meets_is_found(sources, error, tmp_path):
+    cells = [nbformat.v4.new_code_cell(source) for source in ["K = 4", "other = 1", *sources]]
+    cells[0].metadata["tags"] = ["parameters"]
+    path = tmp_path / "chapter.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    play(path, "K = 4")
+    with pytest.raises(error):
+        play(path, "K = 5")
 
 
 CASES = [(path, i) for path in CHAPTERS for i in range(len(edits(path)))]

@@ -11,7 +11,7 @@ import pytest
 from moe_book import claims
 from moe_book.sabotage import operators, outcomes, population, sources, stored
 from moe_book.sabotage.__main__ import main
-from moe_book.sabotage.slicing import needed
+from moe_book.sabotage.slicing import needed, reached
 
 CELLS = [
     "seed = 0\nfrom moe_book import claims, experiments",
@@ -243,6 +243,33 @@ def test_outcomes_hold_for_the_code_that_judged_them(monkeypatch, name):
 )
 def test_the_cells_that_a_card_depends_on(cells, kept):
     assert needed(cells, len(cells) - 1) == kept
+
+
+@pytest.mark.parametrize(
+    ("cells", "run"),
+    [
+        (["k = 1", "a = 2", "b = 3", "print(a)", "print(k + b)"], [0, 2, 4]),
+        (["k = 1", "a = k", "c = 3", "b = a", "print(b)", "print(c)"], [0, 1, 3, 4]),
+        (["k = 1", "a = k", "a = 2", "print(a)"], [0, 1]),
+        (["k = 1", "a = k", "a = a + 1", "print(a)"], [0, 1, 2, 3]),
+        (["k = 1", "a = k", "if c:\n    a = 2", "print(a)"], [0, 1, 2, 3]),
+        (["k = 1", "k = 2", "print(k)"], [0]),
+        (["k = 1", "s = [k for k in range(3)]", "print(s)"], [0]),
+        (
+            ["k = 1", "def f():\n    return k", "def g():\n    return f()", "c = 3", "a = g()", "print(a)"],
+            [0, 1, 2, 4, 5],
+        ),
+        (["k = 1", "a = []", "a.append(k)", "print(a)"], [0, 1, 2, 3]),
+        (["k = 1", "a = {}", "a['k'] = k", "print(a)"], [0, 1, 2, 3]),
+        (["k = 1", "a = []", "fill(a, k)", "print(a)"], [0, 1, 2, 3]),
+        (["k = 1", "import numpy as np", "np.fill(a[0], value=k)", "print(a, np)", "print(np)"], [0, 1, 2, 3]),
+        (["k = 1", "import torch", "torch.set_default_dtype(k)", "print(2)"], [0, 1, 2, 3]),
+        (["k = 1", "print(globals()['k'])", "print(2)"], [0, 1]),
+        (["a = 1", "k = 1", "print(k)", "print(a)"], [1, 2]),
+    ],
+)
+def test_the_cells_that_an_edit_reaches(cells, run):
+    assert reached(cells, run[0], {"k"}) == run
 
 
 # What the book promises of its mutants.

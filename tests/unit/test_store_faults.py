@@ -21,7 +21,7 @@ from moe_book.experiments.catalogue import EXPERIMENTS, Experiment
 
 TINY = """
 import os, pathlib, sys, time
-from moe_book.experiments import EXPERIMENTS, Experiment, run
+from moe_book.experiments import EXPERIMENTS, Experiment, run, store
 
 def row(key):
     with open(pathlib.Path(key["folder"]) / "calls", "a") as calls:
@@ -31,7 +31,8 @@ def row(key):
 
 grid = [{"x": x, "folder": sys.argv[1]} for x in range(12)]
 EXPERIMENTS["tiny"] = Experiment("tiny", "squares", grid, grid[:1], row, row)
-run("tiny", jobs=int(sys.argv[2]), folder=pathlib.Path(sys.argv[1]))
+store.RESULTS = pathlib.Path(sys.argv[1])
+run("tiny", jobs=int(sys.argv[2]))
 """
 
 

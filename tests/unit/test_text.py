@@ -1,6 +1,5 @@
-"""The text loader: markup, windows, split by page, vocabulary from the training part, and sources that are missing."""
+"""The text loader: markup, windows, split by page, vocabulary from the training part, and pages that are missing."""
 
-import hashlib
 import re
 import subprocess
 
@@ -53,23 +52,12 @@ def pages_of(windows_per_page: dict[str, list[int]]) -> dict:
     return made
 
 
-@pytest.fixture(autouse=True)
-def no_folder(monkeypatch):
-    """Whoever runs the tests may have data of their own."""
-    monkeypatch.delenv("MOE_THEORY_DATA", raising=False)
-
-
 @pytest.fixture
 def pages(monkeypatch):
     """Four classes of different size in place of the manual pages."""
     made = pages_of({"a": [10] * 8, "b": [40, 5, 5, 5, 20, 5], "c": [7] * 12, "d": [30, 30, 30]})
     monkeypatch.setattr(text, "_manual_pages", lambda: made)
     return made
-
-
-def decode(data: text.Texts, tokens) -> list[list[str]]:
-    """The words of examples, "" for number 0."""
-    return [[data.words[i] for i in row] for row in tokens.tolist()]
 
 
 def test_words():
@@ -96,14 +84,13 @@ def test_windows():
 
 def test_balanced_and_split_by_page(pages):
     """Equally many examples of each class, none twice, and no page in both parts."""
-    data = load_text("manual pages", n_train=40, n_test=16, vocabulary=1000)
-    assert data.name == "manual pages" and data.classes == ("a", "b", "c", "d")
+    data = load_text(n_train=40, n_test=16, vocabulary=1000)
     assert data.train_y.bincount().tolist() == [10] * 4 and data.test_y.bincount().tolist() == [4] * 4
     assert data.train_y.tolist() != sorted(data.train_y.tolist())
-    train = decode(data, data.train_tokens)
+    train = [[data.words[i] for i in row] for row in data.train_tokens.tolist()]
     assert len({tuple(row) for row in train}) == 40
     for row, y in zip(train, data.train_y, strict=True):
-        assert row[0][0] == data.classes[y]
+        assert row[0][0] == "abcd"[y]
     # The first word names the page: none of the test part is known from training, so that all 16 numbers are 0.
     assert (data.test_tokens == 0).all()
 
@@ -124,7 +111,7 @@ def test_windows_drawn_once_and_pages_capped(monkeypatch):
 
 def test_seed(pages):
     """The same seed gives the same task, another one another split."""
-    first, again, other = (load_text("manual pages", 40, 16, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (load_text(40, 16, seed=seed) for seed in (3, 3, 4))
     assert first.words == again.words and first.train_tokens.equal(again.train_tokens)
     assert first.test_y.equal(again.test_y)
     assert first.words != other.words
@@ -142,77 +129,9 @@ def test_vocabulary(monkeypatch):
 
 def test_vocabulary_size(pages):
     """`vocabulary` counts number 0, and word numbers stay below it."""
-    data = load_text("manual pages", 40, 16, vocabulary=3)
-    assert data.vocabulary == len(data.words) == 3 and data.words[0] == ""
+    data = load_text(40, 16, vocabulary=3)
+    assert len(data.words) == 3 and data.words[0] == ""
     assert set(data.train_tokens.unique().tolist()) == {0, 1, 2}
-
-
-def test_python_topics():
-    """Python's own documentation is enough for 4 x 200 + 4 x 50 examples, and every topic is in one class."""
-    data = load_text("python topics", 800, 200)
-    assert data.train_tokens.shape == (800, 16) and data.test_tokens.shape == (200, 16)
-    assert data.train_y.bincount().tolist() == [200] * 4 and data.vocabulary == 500
-    chosen = " ".join(text.TOPICS.values()).split()
-    assert len(chosen) == len(set(chosen))
-    assert text._body('The "x" statement\n*******\n\n   body').split() == ["body"]
-
-
-def test_banking77(monkeypatch, tmp_path):
-    """Queries of the authors' two files, cut or filled up to 16 words, with the classes in alphabetical order."""
-    pooch = pytest.importorskip("pooch")
-    rows = {
-        "train.csv": ["where is my card?,card_arrival", f'"{"very " * 20}long, isn\'t it",age_limit']
-        + [f"a,{name}" for name in ("pin", "zero", "fee", "limit", "Refund")],
-        "test.csv": ["my card,card_arrival"],
-    }
-    (tmp_path / "banking77").mkdir()
-    sums = {}
-    for name, lines in rows.items():
-        content = "\n".join(["text,category", *lines, ""]).encode()
-        (tmp_path / "banking77" / name).write_bytes(content)
-        sums[name] = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(text, "BANKING77_FILES", sums)
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path)
-    data = load_text("banking77", 7, 1)
-    assert data.classes == ("Refund", "age_limit", "card_arrival", "fee", "limit", "pin", "zero")
-    train = {int(y): row for y, row in zip(data.train_y, decode(data, data.train_tokens), strict=True)}
-    assert train[1] == ["very"] * 16 and train[2] == ["where", "is", "my", "card"] + [""] * 12
-    assert decode(data, data.test_tokens) == [["my", "card"] + [""] * 14] and data.test_y.tolist() == [2]
-
-
-def test_banking77_in_a_folder(monkeypatch, tmp_path):
-    """Files in MOE_THEORY_DATA are read if they are the ones expected; one alone, or a changed one, is an error."""
-    folder = tmp_path / "banking77"
-    folder.mkdir()
-    (folder / "train.csv").write_text("text,category\na b,x\n")
-    sums = {name: hashlib.sha256(b"text,category\na b,x\n").hexdigest() for name in text.BANKING77_FILES}
-    monkeypatch.setattr(text, "BANKING77_FILES", sums)
-    monkeypatch.setenv("MOE_THEORY_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match=r"test.csv: expected a file of SHA-256 .*, got no file"):
-        load_text("banking77", 1, 1)
-    (folder / "test.csv").write_bytes((folder / "train.csv").read_bytes())
-    assert load_text("banking77", 1, 1).classes == ("x",)
-    (folder / "train.csv").write_text("text,category\na c,x\n")
-    with pytest.raises(ValueError, match=r"train.csv: expected a file of SHA-256"):
-        load_text("banking77", 1, 1)
-
-
-def test_bad_banking77(monkeypatch, tmp_path):
-    """Too many queries, a foreign header, no network: each is said."""
-    rows = {"train.csv": [("a b", "x")] * 3, "test.csv": [("a", "x")]}
-    monkeypatch.setattr(text, "_banking77", lambda: rows)
-    with pytest.raises(ValueError, match="n_test: expected at most the 1 rows of test.csv, got 2"):
-        load_text("banking77", 3, 2)
-    monkeypatch.undo()
-    (tmp_path / "train.csv").write_text("query,label\na,b\n")
-    with pytest.raises(ValueError, match="expected the header text,category"):
-        text._rows(tmp_path / "train.csv")
-    pooch = pytest.importorskip("pooch")
-    monkeypatch.setattr(text, "BANKING77", "http://127.0.0.1:9/")
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with pytest.raises(ValueError, match="'banking77' needs pooch, and a network"):
-        load_text("banking77", 4, 4)
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.CalledProcessError(1, "dpkg"), None])
@@ -225,14 +144,13 @@ def test_bad_no_manual_pages(monkeypatch, error):
         return subprocess.CompletedProcess(args, 0, stdout="/.\n/usr/share/man/man2/left_out_by_dpkg.2.gz\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(ValueError, match="source: .* packages manpages and manpages-dev .apt-get install"):
-        load_text("manual pages", 4, 4)
+    with pytest.raises(ValueError, match="manual pages: .* packages manpages and manpages-dev .apt-get install"):
+        load_text(4, 4)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(source="wikipedia"), "source: expected one of"),
         (dict(n_train=0), "n_train: expected an integer >= 1"),
         (dict(n_test=2.0), "n_test: expected an integer >= 1"),
         (dict(vocabulary=1), "vocabulary: expected an integer >= 2"),
@@ -244,7 +162,7 @@ def test_bad_no_manual_pages(monkeypatch, error):
 def test_bad_arguments(pages, change, message):
     """Every argument out of range is named."""
     with pytest.raises(ValueError, match=message):
-        load_text(**{"source": "manual pages", "n_train": 40, "n_test": 16} | change)
+        load_text(**{"n_train": 40, "n_test": 16} | change)
 
 
 @pytest.fixture(scope="module")
@@ -260,11 +178,11 @@ def manual_pages():
 def test_manual_pages(manual_pages, monkeypatch):
     """Enough windows for 8,000 + 2,000 examples; no word tells the section by itself."""
     monkeypatch.setattr(text, "_manual_pages", lambda: manual_pages)
-    data = load_text("manual pages", 8000, 2000)
+    data = load_text(8000, 2000)
     assert data.train_y.bincount().tolist() == [2000] * 4 and data.test_y.bincount().tolist() == [500] * 4
     assert 0.1 < (data.train_tokens == 0).float().mean() < 0.4
     tokens, y = data.train_tokens.numpy(), data.train_y.numpy()
-    for word in range(1, data.vocabulary):
+    for word in range(1, len(data.words)):
         has = (tokens == word).any(1)
         counts = np.bincount(y[has], minlength=4)
         assert has.mean() < 0.02 or counts.max() < 0.8 * counts.sum(), data.words[word]

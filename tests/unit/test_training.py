@@ -170,6 +170,7 @@ def test_a_released_training_ends_at_the_first_loss_that_has_risen():
         (lambda: train_patch_moe(SMALL, SMALL, steps=1, variant="paper"), "variant"),
         (lambda: train_patch_moe(SMALL, SMALL, steps=1, balance=-0.1), "balance"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", filters=3), "filters"),
+        (lambda: train_single_expert(SMALL, SMALL, activation=torch.tanh), "activation"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", epochs=0), "epochs"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", stop_after=-1), "stop_after"),
         (lambda: LinearRouter(0, 3), "d"),

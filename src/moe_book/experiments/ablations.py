@@ -17,6 +17,7 @@ N, LOOKED_AT, SEEDS, FILTERS = 2_000, 100, range(10), 16
 SIZES, FEW, DRAWS = (1_000, 2_000, 4_000, 8_000, 16_000), 50, 200
 DIGITS = 5  # of what is stored
 ALIKE = dict(experts=8, filters=FILTERS, activation="cubic")  # the layer of `apart`
+SMOKE = dict(n=200, steps=20, every=10)
 
 
 def _key(run: str, seed: int, steps: int, every: int, **options) -> dict:
@@ -49,11 +50,6 @@ def apart() -> list[dict]:
     return [dict(n=n, seed=seed) for n in SIZES for seed in (range(DRAWS) if n == SIZES[0] else SEEDS)]
 
 
-def smoke(grid: list[dict]) -> list[dict]:
-    """The first rows of a grid with few examples, and few steps where the grid names them."""
-    return [{**key, "n": 200, **({"steps": 20, "every": 10} if "steps" in key else {})} for key in grid[:3]]
-
-
 def _watch(parameters: dict, x: torch.Tensor, signals: torch.Tensor) -> dict:
     """What is followed: x (n, d) are summed patches of training examples, signals (K, d) the label signals.
 
@@ -80,15 +76,8 @@ def _history(key: dict) -> list[dict]:
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     x, signals = train.x[:LOOKED_AT].double().sum(1), task.v.double()
     options = {k: key[k] for k in ("steps", "activation", "experts", "balance", "same_start", "normalized", "eta")}
-    (run,) = train_patch_moe(
-        train,
-        test,
-        seeds=(key["seed"],),
-        filters=FILTERS,
-        record_every=key["every"],
-        measure=lambda parameters: _watch(parameters, x, signals),
-        **options,
-    )
+    options |= dict(seeds=(key["seed"],), filters=FILTERS, record_every=key["every"])
+    (run,) = train_patch_moe(train, test, measure=lambda parameters: _watch(parameters, x, signals), **options)
     return run.history
 
 
@@ -132,11 +121,6 @@ def _plain_step(train: PatchBatch, few: PatchBatch, start: torch.Tensor, seed: i
     return float(across.square().sum(1).mean().sqrt() / along.norm())
 
 
-def _spread(parameters: dict) -> dict:
-    W = parameters["W"]
-    return {"spread": float((W - W.mean(0)).square().sum((1, 2)).mean().sqrt())}
-
-
 def apart_row(key: dict) -> dict:
     """Eight cubic experts from one start, setting 1: r as derived and as a plain step has it, and distances.
 
@@ -147,9 +131,13 @@ def apart_row(key: dict) -> dict:
     task = PatchTask(seed=seed)
     train, few = task.sample(key["n"], 2 * seed + 1), task.sample(FEW, 2 * seed + 2)
     start = PatchMoE(task.d, ALIKE["experts"], FILTERS, seed=seed).W.data[:1]
-    (run,) = train_patch_moe(
-        train, few, steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=_spread, **ALIKE
-    )
+
+    def spread(parameters: dict) -> dict:
+        W = parameters["W"]
+        return {"spread": float((W - W.mean(0)).square().sum((1, 2)).mean().sqrt())}
+
+    how = dict(steps=20, seeds=(seed,), eta=eta, record_every=1, same_start=True, measure=spread, **ALIKE)
+    (run,) = train_patch_moe(train, few, **how)
     found = {
         "derived": derived_ratio(train, start[0].to(train.x), ALIKE["experts"]),
         "plain_step": _plain_step(train, few, start.to(train.x), seed),

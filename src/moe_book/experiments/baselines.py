@@ -8,16 +8,12 @@ from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.sparse_runs import DIGITS, TASKS, VOCABULARY
 
 ITERATIONS = 100  # of L-BFGS
+SMOKE = dict(task="gaussians", examples=200)
 
 
 def grid() -> list[dict]:
     """The tasks of `sparse`, with at most so many training examples, which is all."""
     return [dict(task=name, examples=60_000) for name in TASKS]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """The Gaussians, their first 200 examples."""
-    return [{**rows[0], "examples": 200}]
 
 
 def features(x: Tensor) -> Tensor:

@@ -18,13 +18,14 @@ from moe_theory.tasks.dictionary import DictionaryTask, Sums
 from moe_theory.tasks.tokens import Sequences, TokenTask
 from moe_theory.training.batched import losses, train
 
-SEEDS, SMALL = range(5), 512
+SEEDS = range(5)
 #: Examples of a test, and steps that a live recomputation takes.
 N_TEST, FIRST = 4_096, 20
 #: C.2 and C.3 name no optimizer, and these are ours.
 TOKENS, DICTIONARY = dict(rate=1e-2, router_rate=1e-2, batch=128), dict(rate=1e-2, router_rate=1e-2, batch=256)
 #: Hidden width of the dense networks: as many parameters as 32 linear experts and their router.
 WIDTH = 64
+SMOKE = dict(n=512, steps=FIRST)
 
 
 def tokens() -> list[dict]:
@@ -36,11 +37,6 @@ def tokens() -> list[dict]:
 def dictionary() -> list[dict]:
     """C.3: 32 and 128 atoms, two in an input, 32 linear experts."""
     return [dict(c=c, n=32_768, steps=1200, seed=seed) for seed in SEEDS for c in (32, 128)]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """One row with few examples and steps."""
-    return [{**grid[0], "n": SMALL, "steps": FIRST}]
 
 
 def _learn(net: nn.Module, data, key: dict, how: dict, *, frozen: tuple[bool, ...] = (False,)) -> list[float]:
@@ -59,17 +55,12 @@ def _loss(net: nn.Module, data) -> list[float]:
     return losses(net, [data] * len(next(net.parameters())), weighted=True).tolist()
 
 
-@torch.no_grad()
-def _gates(W: Tensor, x: Tensor) -> Tensor:
-    return (x @ W.T).softmax(-1)
-
-
 def _sparsities(moe: SoftMoE, x: Tensor, cluster: Tensor, seed: int) -> dict:
     """Of the learned router (the first), the same with its columns shuffled, and the frozen one if it is the second."""
     learned, *frozen = moe.router.W[0].detach()[:2, 0]
     routers = {"sparsity": learned, "sparsity_shuffled": shuffled(learned, seed)}
     routers |= dict(zip(["sparsity_frozen"], frozen, strict=False))
-    return {name: average_sparsity(_gates(W, x), cluster) for name, W in routers.items()}
+    return {name: average_sparsity((x @ W.T).softmax(-1), cluster) for name, W in routers.items()}
 
 
 def _token_mixtures(key: dict) -> tuple[TokenMoE, Sequences, Sequences, float]:
@@ -103,7 +94,7 @@ def _sum_mixtures(key: dict, frozen: tuple[bool, ...] = (False, True)) -> tuple[
 def _sums_sparsities(moe: SoftMoE, test: Sums, seed: int) -> dict:
     """Experts in use for one input, by three routers; for the inputs with one atom in common, and for all inputs."""
     each, one = torch.arange(len(test.x)), torch.zeros(len(test.x), dtype=torch.long)
-    pi = _gates(moe.router.W[0].detach()[0, 0], test.x)
+    pi = (test.x @ moe.router.W[0].detach()[0, 0].T).softmax(-1)
     return _sparsities(moe, test.x, each, seed) | {
         "sparsity_atom": average_sparsity(pi.repeat_interleave(2, 0), test.atoms.flatten()),
         "sparsity_all": average_sparsity(pi, one),

@@ -21,6 +21,7 @@ DIGITS = 5  # significant, of stored losses
 K, D, OUTPUTS = 64, 24, 10
 EARLY = 200  # steps after which `early` is measured
 RATES = dict(rate=3.2e-4, router_rate=3.2e-3)
+SMOKE = dict(n=64, steps=EARLY + 10)
 
 
 def constant() -> list[dict]:
@@ -34,11 +35,6 @@ def constant() -> list[dict]:
 def short() -> dict:
     """The row that a chapter computes again to its end."""
     return dict(n=SIZES[0], experts=8, start=0.1, steps=400, seeds=[0])
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each."""
-    return [{**key, "n": n, "steps": EARLY + 10} for key, n in zip(rows[:2], (64, 128), strict=True)]
 
 
 def data(n: int, seeds) -> tuple[list[Examples], list[Examples]]:

@@ -15,7 +15,7 @@ import torch
 
 from moe_book.experiments import language_runs as language
 from moe_book.experiments.catalogue import rounded
-from moe_book.experiments.language_runs import CURVE, FIRST, LENGTH, POINTS, STEPS, seen, smoke, text  # noqa: F401
+from moe_book.experiments.language_runs import CURVE, FIRST, LENGTH, POINTS, SMOKE, STEPS, seen, text  # noqa: F401
 from moe_theory.models.language import LanguageModel, TokenRouter
 from moe_theory.models.routers import Cosine, Perturbed, Router
 from moe_theory.tasks.characters import ALPHABET

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.cosine_language import ARMS, holding
 from moe_book.experiments.language_runs import information
+from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.models.language import dense_width
 from moe_theory.models.places import PlacesNetwork
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import ANGLES, Clustered, domain_task
 from moe_theory.training.fit import annealed
 
@@ -34,6 +34,7 @@ D, WIDTH, EXPERTS, K = 16, 32, 6, 2
 BATCH, RATE, STEPS, SEEDS = 128, 0.03, 300, 5
 #: Steps whose mean loss is stored, and that a live recomputation takes.
 FIRST = 20
+SMOKE = dict(steps=FIRST)
 
 
 def grid() -> list[dict]:
@@ -42,18 +43,10 @@ def grid() -> list[dict]:
     return [dict(model=model, held_out=angle, steps=STEPS, seed=seed) for seed, angle, model in keys]
 
 
-def smoke(rows: list[dict]) -> list[dict]:
-    """A few steps of two rows."""
-    return [{**key, "steps": FIRST} for key in rows[:2]]
-
-
 @lru_cache(maxsize=2)
 def data(held_out: int, seed: int) -> tuple[Clustered, Clustered, Clustered]:
     """Training, validation and test part; ValueError where only a stand-in for the data can be had."""
-    images = load_images("fashion-mnist")
-    if images.name != "fashion-mnist":
-        raise ValueError(f"data: expected fashion-mnist to be at hand, got {images.name}")
-    return domain_task(images, held_out, SIZES, side=SIDE, seed=seed)
+    return domain_task(images_at_hand("fashion-mnist"), held_out, SIZES, side=SIDE, seed=seed)
 
 
 def build_network(key: dict) -> PlacesNetwork:

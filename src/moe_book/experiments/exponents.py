@@ -1,7 +1,8 @@
 """How norms of Jacobians, L and beta of a block change with the number K of selected experts (smooth2025, Eq. 2-15).
 
 The block has M = 64 experts `V tanh(W x)` and a linear router; the gate is `topk_softmax`. It is
-measured at random initialization and after it has learned one function, the same for every K.
+measured at random initialization and after it has learned one function, the same for every K. Lemma 1 is about any
+number of blocks: `two_blocks` measures L and beta behind two of them.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import grad
 
 from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.curvature import largest_curvature
@@ -16,6 +18,7 @@ from moe_theory.streams import torch_stream
 from moe_theory.theory import jacobians as jac
 from moe_theory.theory.tanh_blocks import (
     Block,
+    behind_two_blocks,
     constants,
     correlated,
     example_loss,
@@ -33,6 +36,7 @@ SELECTED = (1, 2, 4, 8, 16, 32, 64)
 SPREADS, CORRELATIONS, STAGES, REPETITIONS = (0.1, 1.0), (0.0, 0.5, 1.0), ("start", "trained"), 10
 INPUTS, CURVED = 64, 2  # inputs that the norms are averaged over; of these, inputs whose Hessian is looked at
 STEPS, BATCH, RATE = 500, 32, 0.02  # SGD at rate RATE * K: the gates divide the step that the block sees by about K
+SMOKE = {}  # a row takes seconds as it is
 
 
 def grid() -> list[dict]:
@@ -45,11 +49,6 @@ def grid() -> list[dict]:
         for k in SELECTED
         for rep in range(REPETITIONS)
     ]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows before training."""
-    return grid[:1] + grid[REPETITIONS : REPETITIONS + 1]
 
 
 def draw_block(seed: int, spread: float, rho: float, *, purpose: str = "weights") -> Block:
@@ -164,3 +163,20 @@ def row(key: dict) -> dict:
     if key["stage"] == "trained":
         block = train(block, f_star, key["k"], 20_000 + key["rep"])
     return measure(block, f_star, inputs(INPUTS, 30_000 + key["rep"]), key["k"])
+
+
+def two_blocks() -> list[dict]:
+    """Every correlation of the experts, outputs as they are or divided by their size, every K, a hundred draws."""
+    return [
+        dict(rho=rho, normalized=normalized, k=k, rep=rep)
+        for rho in (1.0, 0.5, 0.0)
+        for normalized in (0, 1)
+        for k in (2, 4, 8, 16, 32)
+        for rep in range(100)
+    ]
+
+
+def two_blocks_row(key: dict) -> dict:
+    """L: norm of the gradient; beta: the largest |eigenvalue| of the Hessian; in the parameters of both blocks."""
+    loss, w = behind_two_blocks(key["k"], key["rho"], bool(key["normalized"]), 40_000 + key["rep"])
+    return rounded(dict(L=float(grad(loss)(w).norm()), beta=abs(largest_curvature(loss, w).value)), 6)

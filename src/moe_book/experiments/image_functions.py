@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.image_router import ImageRoutedMoE
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import plain_task
 from moe_theory.training.fit import fit
 
@@ -24,6 +24,7 @@ SEEDS, EXPERTS, WIDTH, D, SIDE = range(3), 20, 32, 16, 16
 N_TRAIN, N_TEST, STEPS, BATCH, RATE = 8_000, 2_000, 800, 128, 1e-3
 POINTS, LIVE, DIGITS = 4, 20, 5
 MODELS = (("v and z", "nothing"), ("v and z", "head"), ("v and z", "CNN"), ("v", "nothing"), ("v", "CNN"))
+SMOKE = dict(data="digits", steps=LIVE)  # which are always at hand
 
 
 def grid() -> list[dict]:
@@ -40,11 +41,6 @@ def baseline_grid() -> list[dict]:
     return [dict(data="fashion-mnist", seed=seed) for seed in SEEDS]
 
 
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each, on the digits, which are always at hand."""
-    return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
-
-
 def target(seed: int) -> Tensor:
     """The functions w_c, unit vectors (10, d)."""
     return F.normalize(torch.randn(10, D, generator=torch_stream(seed, "target")), dim=1)
@@ -53,10 +49,7 @@ def target(seed: int) -> Tensor:
 @lru_cache(maxsize=2)
 def data(name: str, seed: int) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor, Tensor]]]:
     """The functions w (10, d), unit vectors, and for both parts images, v from N(0, I), `w_class . v`, and classes."""
-    images = load_images(name)
-    if images.name != name:
-        raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
-    w = target(seed)
+    images, w = images_at_hand(name), target(seed)
     rng, parts = torch_stream(seed, "inputs"), []
     sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
     for part in plain_task(images, *sizes, side=SIDE, seed=seed):

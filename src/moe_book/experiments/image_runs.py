@@ -15,17 +15,18 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.manifold import TSNE
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
 from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.dispatched import DispatchedMoE, PixelRouter
 from moe_theory.models.image_networks import NETWORKS
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.rotated import Clustered, plain_task, rotate_task
 from moe_theory.training.minibatch import answers, train
 
@@ -42,6 +43,7 @@ MODELS = ("single", "moe")
 CONTROLS = ("normalized", "wide", "frozen")
 GROUPS = [0, 1, 0, 1, 0, 2, 0, 2, 3, 2]  # of garments: tops; trousers and dresses; shoes; bags
 SHOWN, NEIGHBOURS = 300, 10  # images in a picture of the latent space, and neighbours that are asked for their class
+SMOKE = dict(data="digits", steps=LIVE)  # which are always at hand
 
 
 def cnn_grid() -> list[dict]:
@@ -83,17 +85,10 @@ def baseline_grid() -> list[dict]:
     return [dict(data="fashion-mnist", task=task, seed=seed) for task in ("plain", "rotated") for seed in FEWER_SEEDS]
 
 
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each, on the digits, which are always at hand."""
-    return [{**key, "data": "digits", **({"steps": LIVE} if "steps" in key else {})} for key in rows[:2]]
-
-
 @lru_cache(maxsize=2)
 def data(name: str, task: str, seed: int) -> tuple[Clustered, Clustered]:
     """Training and test part of a task; ValueError where only a stand-in for the data can be had."""
-    images = load_images(name)
-    if images.name != name:
-        raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
+    images = images_at_hand(name)
     sizes = (1_000, 400) if name == "digits" else (N_TRAIN, N_TEST)
     if task == "plain":
         return plain_task(images, *sizes, side=SIDE, seed=seed)
@@ -108,10 +103,9 @@ def parameters(model: nn.Module) -> int:
 def network(key: dict) -> nn.Module:
     """The model of a row before its training; "wide" is a single one with about as many parameters as a mixture."""
     outputs, rng = (10 if key["task"] == "plain" else 2), torch_stream(key["seed"], "weights")
-    channels = 3 if key["data"] == "cifar-10" else 1
 
     def one(width: int) -> nn.Module:
-        return NETWORKS[key["network"]](channels, SIDE, outputs, width, rng)
+        return NETWORKS[key["network"]](1, SIDE, outputs, width, rng)
 
     own = width_and_rate(key)[0]
     if key["model"] in ("single", "normalized"):
@@ -119,7 +113,7 @@ def network(key: dict) -> nn.Module:
     if key["model"] == "wide":
         goal = EXPERTS * parameters(one(own))
         return one(min(range(own, 4 * own), key=lambda w: abs(parameters(one(w)) - goal)))
-    moe = DispatchedMoE(PixelRouter(channels, SIDE, EXPERTS), [one(own) for _ in range(EXPERTS)])
+    moe = DispatchedMoE(PixelRouter(1, SIDE, EXPERTS), [one(own) for _ in range(EXPERTS)])
     if key["model"] == "frozen":
         draw = torch.randn(moe.router.theta.shape, generator=torch_stream(key["seed"], "router weights"))  # pyright: ignore
         moe.router.theta.data = draw / len(draw) ** 0.5
@@ -186,8 +180,7 @@ def seen_by(model: nn.Module, test: Clustered) -> tuple[float, np.ndarray]:
 def row(key: dict) -> dict:
     """Curves over `steps_at`: `loss` of the batches since the last point, test `curve` (percent); in the end `tested`.
 
-    `images_per_second` and `peak_mib` (of the process) tell what
-    the training took on this machine.
+    `images_per_second` and `peak_mib` (of the process) tell what the training took on this machine.
     """
     train_part, test = data(key["data"], key["task"], key["seed"])
     model, losses, course = network(key), [], []
@@ -197,16 +190,15 @@ def row(key: dict) -> dict:
         losses.append(loss)
         if step in at:
             pause = time.perf_counter()
-            course.append((sum(losses[course_start(at, step) : step]), tested(model, test)))
+            course.append(tested(model, test))
             spent += time.perf_counter() - pause
     seconds = time.perf_counter() - began - spent
-    widths = [b - a for a, b in zip([0, *at], at, strict=False)]
     values = {
         "first": first_losses(key),
         "steps_at": at,
-        "loss": [total / width for (total, _), width in zip(course, widths, strict=True)],
-        "curve": [found["accuracy"] for _, found in course],
-        **course[-1][1],
+        "loss": [sum(losses[a:b]) / (b - a) for a, b in itertools.pairwise([0, *at])],
+        "curve": [found["accuracy"] for found in course],
+        **course[-1],
         "parameters": parameters(model),
         "images_per_second": round(BATCH * key["steps"] / seconds),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -238,18 +230,13 @@ def same_expert(row: dict) -> tuple[float, float]:
     return (m[near] == m[:, None]).mean(), np.square(np.bincount(m) / len(m)).sum()
 
 
-def course_start(at: list[int], step: int) -> int:
-    """The recorded step before `step`, 0 before the first."""
-    return max([0, *(a for a in at if a < step)])
-
-
 def baseline_row(key: dict) -> dict:
     """Logistic regression on the pixels (percent); and on the sums over 4 x 4 patches, for the image's class, too.
 
     The sums are all that the router of the released code reads.
     """
     parts = data(key["data"], key["task"], key["seed"])
-    views = {"pixels": lambda x: x.flatten(1), "sums": patch_sums}
+    views = {"pixels": lambda x: x.flatten(1), "sums": lambda x: F.unfold(x, 4, stride=4).sum(2)}
     found = {}
     for name, view in views.items():
         a, b = (view(part.x).numpy() for part in parts)
@@ -257,11 +244,6 @@ def baseline_row(key: dict) -> dict:
             fitted = LogisticRegression(max_iter=100).fit(a, getattr(parts[0], target).numpy())
             found[name + what] = 100 * fitted.score(b, getattr(parts[1], target).numpy())
     return rounded(found, 4)
-
-
-def patch_sums(x: Tensor, patch: int = 4) -> Tensor:
-    """The sum of an image's patches: one number for each place in a patch (n, C patch^2)."""
-    return torch.nn.functional.unfold(x, patch, stride=patch).sum(2)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ NARROW, STEPS = 16, 1_000
 POINTS, CURVE, FIRST = 10, 32 * 256, 50
 #: Passages of the test part in which routing is measured.
 SEEN = 1_024
+SMOKE = dict(steps=FIRST)
 
 
 def routers() -> list[dict]:
@@ -52,11 +53,6 @@ def widths() -> list[dict]:
 def plain() -> list[dict]:
     """N-grams of each order, which have read the whole training part, and a compressor."""
     return [dict(model=f"{n}-gram") for n in range(1, 9)] + [dict(model="lzma")]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """One row with few steps."""
-    return [{**grid[0], "steps": FIRST} if "steps" in grid[0] else grid[0]]
 
 
 @cache
@@ -136,12 +132,9 @@ def live(key: dict) -> dict:
 def plain_row(key: dict) -> dict:
     """Bits per character of the test part, given the training part."""
     if key["model"] == "lzma":
-        before, after = (len(lzma.compress(unfolded(t).encode(), preset=9)) for t in (text().train, _all()))
+        both = torch.cat([text().train, text().test])
+        before, after = (len(lzma.compress(unfolded(t).encode(), preset=9)) for t in (text().train, both))
         bits = 8 * (after - before) / len(text().test)
     else:
         bits = ngram_bits(text().train, text().test, int(key["model"][0]))
     return rounded({"test": bits, "text": text().name, "digest": text().digest}, 6)
-
-
-def _all():
-    return torch.cat([text().train, text().test])

@@ -25,6 +25,7 @@ LIVE = 20  # steps that a recomputation takes
 AT = (500, 1_000, STEPS)  # steps after which losses are measured
 DIGITS = 5  # significant, of stored values
 SHARP = 1_000.0  # a frozen router times this has gates 0 or 1: it is trained as it is tested
+SMOKE = dict(n=64, steps=LIVE)
 
 SGD = dict(optimizer="sgd", rate=1e-2, router_rate=1e-1)
 ADAM = dict(optimizer="adam", rate=1e-3, router_rate=3.2e-3)
@@ -79,11 +80,6 @@ def dense() -> list[dict]:
 def _grid(figure: str, models, sizes, start: float = 1.0) -> list[dict]:
     every = itertools.product(SEEDS, sizes, models)
     return [dict(figure=figure, model=m, n=n, start=start, steps=STEPS, seed=s) for s, n, m in every]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each."""
-    return [{**key, "n": 64, "steps": LIVE} for key in rows[:2]]
 
 
 def parameters(*sizes: int) -> int:

@@ -11,6 +11,7 @@ from moe_theory.theory.identifiability import shifted
 from moe_theory.training.least_squares import least_squares
 
 TAUS, REPETITIONS, N, SIGMA = (1.0, 0.1, 0.01), 240, 10_000, NOISE
+SMOKE = dict(n=1_000)
 
 
 def plane() -> MixingMeasure:
@@ -27,11 +28,6 @@ def plane() -> MixingMeasure:
 def grid() -> list[dict]:
     """Data sets of their own for every tau."""
     return [dict(tau=tau, n=N, rep=rep) for tau in TAUS for rep in range(REPETITIONS)]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows with few examples."""
-    return [{**key, "n": 1_000} for key in rows[:2]]
 
 
 def row(key: dict) -> dict:

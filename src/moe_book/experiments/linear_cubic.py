@@ -17,6 +17,7 @@ from moe_theory.training import Run, train_patch_moe
 SEEDS, EVERY, LOOK = range(10), 50, 400
 STEPS = {(1, "cubic"): 1_000, (1, "linear"): 1_200, (10, "cubic"): 400, (10, "linear"): 400}
 DIGITS = 6  # of what is stored
+SMOKE = dict(n=200, steps=EVERY)
 
 
 def course() -> list[dict]:
@@ -35,11 +36,6 @@ def picture() -> list[dict]:
         for seed in SEEDS
         for activation in ("linear", "cubic")
     ]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """The first rows of a grid with few examples and steps."""
-    return [{**key, "n": 200, "steps": EVERY} for key in grid[:2]]
 
 
 def figure_1(seed: int) -> PatchTask:

@@ -4,16 +4,12 @@ from moe_book.experiments.sparse_runs import TASKS, start
 from moe_theory.theory.estimators import parts_of_eps
 
 DRAWS = 4_000
+SMOKE = dict(draws=5)
 
 
 def grid() -> list[dict]:
     """The MLP before training, with sets that can change and without."""
     return [dict(k=k, draws=DRAWS) for k in (2, 5)]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Five draws of each."""
-    return [{**key, "draws": 5} for key in rows]
 
 
 def row(key: dict) -> dict:

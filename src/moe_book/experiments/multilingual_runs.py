@@ -25,16 +25,12 @@ N_TRAIN, N_TEST = 4_000, 1_000
 STEPS, BATCH, RATE, ROUTER_RATE, BALANCE = 1_000, 256, 0.01, 1.0, 1e-3
 POINTS, DIGITS = 4, 5
 MODELS = ("single", "moe", "frozen")
+SMOKE = dict(steps=20)
 
 
 def grid() -> list[dict]:
     """Single layer, mixture, and the mixture with a frozen router; nine seeds."""
     return [dict(model=model, steps=STEPS, seed=seed) for seed in SEEDS for model in MODELS]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two models, 20 steps."""
-    return [{**rows[0], "steps": 20}, {**rows[-1], "steps": 20}]
 
 
 @lru_cache(maxsize=2)

@@ -30,6 +30,7 @@ SPLITS = ("along", "router", "across", "free")
 GAPS = (0.4, 0.2, 0.1, 0.05, 0.025)
 N_CONTACT, STARTS, EXACT = 2_000, 3, 1e-12
 ROOM = 1.0  # how far each parameter of the mean measure may move: compactness, without which weights run to 0
+SMOKE = dict(n=500)
 
 
 def small() -> list[dict]:
@@ -43,11 +44,6 @@ def contact() -> list[dict]:
     """The best split of the first of two experts, by direction and distance, without noise."""
     experts = ("linear", "quadratic", "relu", "tanh")
     return [dict(router=r, expert=e, split=s, gap=g) for r in COMPARED for e in experts for s in SPLITS for g in GAPS]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows of a grid, with few examples where the grid names them."""
-    return [{**key, "n": 500} if "n" in key else key for key in grid[:2]]
 
 
 def small_truth(router: str) -> MixingMeasure:

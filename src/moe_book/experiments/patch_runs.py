@@ -12,6 +12,7 @@ N, PREFIX = 16_000, 50
 COEFFICIENTS = (0.01, 0.1, 1.0, 10.0)  # of the load-balancing loss in Table 9, which names none
 STEPS = {"as written": 2_000, "released": 601}
 SEEDS = range(10)
+SMOKE = dict(n=200, steps=PREFIX)
 
 
 def _key(setting: str, variant: str, activation: str, seed: int, **options) -> dict:
@@ -85,17 +86,8 @@ def load_or_speed() -> list[dict]:
     ]
 
 
-def smoke(grid: list[dict]) -> list[dict]:
-    """The first rows of a grid with few examples and steps."""
-    return [{**key, "n": 200, "steps": PREFIX} for key in grid[:4]]
-
-
-def _task(key: dict) -> PatchTask:
-    return PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
-
-
 def _train(key: dict, steps: int) -> Run:
-    task = _task(key)
+    task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     options = {k: key[k] for k in ("variant", "activation", "experts", "eta", "normalized", "balance", "same_start")}
     return train_patch_moe(train, test, steps=steps, seeds=(key["seed"],), record_every=PREFIX, **options)[0]

@@ -7,6 +7,7 @@ the same one with none set to zero, to which the theory of the cosine router app
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -15,14 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
-from moe_theory.measure.scaling import (
-    Exponent,
-    by_size,
-    exponent_by_size,
-    exponent_difference,
-    fit_exponent,
-    log_slope,
-)
+from moe_theory.measure.scaling import Exponent, by_size, exponent_by_size, exponent_difference, fit_exponent, log_slope
 from moe_theory.measure.voronoi import aligned, error_parts, voronoi_loss
 from moe_theory.models.mixture import (
     MixingMeasure,
@@ -50,6 +44,7 @@ TOGETHER, LARGEST = 10, 21_544  # repetitions and size of `batches`, for their c
 N_STARTS = 10  # data sets of size FROM that are fitted from far starts
 N_FRESH = 20_000  # inputs on which the error of the regression function is measured
 DIGITS = 6  # of what is stored
+SMOKE = dict(n=700)
 
 
 class Figure(NamedTuple):
@@ -69,7 +64,6 @@ FIGURES = {
     "2b": Figure(("linear", "perturbed"), "linear", "quadratic", K, "L3"),
 }
 
-
 #: Readings of what E.1 leaves open, the batch and how near "near" is.
 READINGS = {
     "one batch, start at 0.0001": dict(near=1e-4, batch="all"),
@@ -78,7 +72,6 @@ READINGS = {
 }
 #: Two more, of `batches`; the three were read first.
 READINGS |= {f"batches of 100, start at {near:g}": dict(near=near, batch=100) for near in (1e-2, 1e-4)}
-
 
 #: Columns of `lse` that `contrast` compares, in words.
 WORDS = {
@@ -125,11 +118,6 @@ def batches() -> list[dict]:
     pairs = [dict(figure=f, router=r) for f, figure in FIGURES.items() for r in figure.routers]
     more = list(READINGS.values())[3:]
     return [dict(**pair, **how, n=n, reps=TOGETHER) for n in SIZES if n <= LARGEST for how in more for pair in pairs]
-
-
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows of a grid with few examples."""
-    return [{**key, "n": 700} for key in grid[:2]]
 
 
 def truth(name: str) -> MixingMeasure:
@@ -203,19 +191,10 @@ def _atoms(G: MixingMeasure, which: Tensor) -> MixingMeasure:
     return MixingMeasure(G.beta0[which], G.beta1[which], G.eta[which])
 
 
-def data(key: dict) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"], MixingMeasure]:
-    """Inputs, responses and truth of a row of Figure 1."""
-    G, _, _, x, y = _problem(key)
-    return x, y, G
-
-
 def _problem(key: dict) -> tuple[MixingMeasure, Router, Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Truth, fitted router, true function and data of a row of Figure 1."""
     G, router = truth(key["truth"]), ROUTERS[key["router"]]()
-
-    def f(x: Tensor) -> Tensor:
-        return true_function(G, router, "relu", x)
-
+    f = partial(true_function, G, router, "relu")
     return G, router, f, *sample_regression(f, key["n"], D, 1 + key["rep"])
 
 
@@ -260,11 +239,7 @@ def starts_row(key: dict) -> dict:
 def _descent(key: dict, G: MixingMeasure, rep: int) -> tuple:
     """True function, data, start and the cells of its atoms in one repetition of a figure."""
     figure = FIGURES[key["figure"]]
-    source = ROUTERS[figure.true_router or key["router"]]()
-
-    def f(x: Tensor) -> Tensor:
-        return true_function(G, source, figure.expert, x)
-
+    f = partial(true_function, G, ROUTERS[figure.true_router or key["router"]](), figure.expert)
     return f, *sample_regression(f, key["n"], D, 1 + rep), *near(G, figure.k, key["near"], 1000 + rep)
 
 
@@ -382,9 +357,9 @@ class Law(NamedTuple):
     noise: Float[Tensor, "p p"]
 
     @classmethod
-    def of(cls, router: Router, seed: int = 0) -> "Law":
+    def of(cls, router: Router, seed: int = 0, steps: int = EPOCHS) -> "Law":
         """The law under a router, its Hessian averaged over inputs drawn by the seed."""
-        return cls(*descent_law(truth("regular"), uniform_inputs(N_FRESH, D, seed), router, rate=RATE, steps=EPOCHS))
+        return cls(*descent_law(truth("regular"), uniform_inputs(N_FRESH, D, seed), router, rate=RATE, steps=steps))
 
     def losses(self, near_by: float, seed: int = 0) -> Float[Tensor, "sizes draws"]:
         """L_3 after the steps at every size. Nothing is fitted: a start is drawn as for a row, and so is the noise.

@@ -9,26 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
-from moe_book.experiments.stages import FILTERS, N_TEST, SEEDS, smoke
+from moe_book.experiments.stages import FILTERS, N_TEST, SEEDS, SMOKE  # noqa: F401
 from moe_book.experiments.store import recompute
 from moe_theory.measure.inner import feature_ratios, inner_products, professions
 from moe_theory.measure.patch_layer import off_the_set
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training import train_patch_moe
-
-__all__ = [
-    "gap",
-    "gap_live",
-    "gap_row",
-    "gaps",
-    "gaps_at_T_2",
-    "off_start",
-    "smoke",
-    "watched",
-    "watched_live",
-    "watched_row",
-]
 
 EVERY = 80  # steps between two records of a watched run
 DIMENSION = 50
@@ -68,17 +55,9 @@ def watched_row(key: dict) -> dict:
         products = {name: value.clone() for name, value in inner_products(parameters, train).items()}
         return products | feature_ratios(products) | off_the_set(parameters, task, test, key["activation"])
 
-    (run,) = train_patch_moe(
-        train,
-        test,
-        experts=key["experts"],
-        filters=FILTERS,
-        activation=key["activation"],
-        steps=key["steps"],
-        seeds=(seed,),
-        record_every=min(EVERY, key["steps"]),
-        measure=measure,
-    )
+    options = {name: key[name] for name in ("experts", "activation", "steps")}
+    options |= dict(filters=FILTERS, seeds=(seed,), record_every=min(EVERY, key["steps"]))
+    (run,) = train_patch_moe(train, test, measure=measure, **options)
     load = run.history[-1]["dispatch"].sum(0).double() / len(test)
     names = measure(run.parameters)
     curves = {name: rounded(torch.stack([h[name] for h in run.history]), 5) for name in names}
@@ -118,28 +97,16 @@ def gap_row(key: dict) -> dict:
         leading = x[torch.arange(M), j, k]
         return {"s": leading.mean(), "weights": weights, "gap": gap(weights, k), "cubes": (x**3).sum(1).double()}
 
-    (run,) = train_patch_moe(
-        train,
-        test,
-        experts=M,
-        filters=FILTERS,
-        steps=key["steps"],
-        eta=key["eta"],
-        eta_r=M**2 * key["eta"],
-        sigma_0=key["sigma_0"],
-        seeds=(seed,),
-        record_every=key["every"],
-        measure=measure,
-    )
-    return {"profession": k.tolist()} | _gap_curves(run.history, (5 * key["every"], key["until"]))
-
-
-def _gap_curves(history: list[dict], marks: tuple[int, int]) -> dict:
+    options = {name: key[name] for name in ("experts", "steps", "eta", "sigma_0")}
+    options |= dict(eta_r=M**2 * key["eta"], filters=FILTERS, seeds=(seed,), record_every=key["every"])
+    (run,) = train_patch_moe(train, test, measure=measure, **options)
+    history = run.history
     steps = torch.tensor([h["step"] for h in history], dtype=torch.float64)
     cubes = torch.stack([h["cubes"] for h in history])
-    at = [int((steps <= mark).sum()) for mark in marks if mark in steps]
+    at = [int((steps <= mark).sum()) for mark in (5 * key["every"], key["until"]) if mark in steps]
     curves = {name: torch.tensor([float(h[name]) for h in history]) for name in ("s", "gap", "loss")}
     return {
+        "profession": k.tolist(),
         "steps_at": [h["step"] for h in history],
         **rounded(curves, 6),
         "test": [round(100 * h["test_accuracy"], 3) for h in history],

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from moe_book.experiments import cosine_language as cl
+from moe_theory import _validate as check
 from moe_theory.models.language import LanguageModel, TokenRouter
 from moe_theory.theory.identifiability import null_part
 from moe_theory.training.passages import bits_per_character, passages
@@ -70,10 +71,16 @@ def slowed(by: type[torch.optim.Optimizer], seed: int) -> Float[Tensor, " n"]:
     return after[before > 0] / before[before > 0]
 
 
-def outward(b: float, seed: int, *, steps: int = 200) -> float:
-    """Of the growth of squared radii under Adam with rate 0.01 and momentum b, the share of `2 beta . step`."""
+def outward(momentum: float, seed: int, *, steps: int = 200) -> float:
+    """Of the growth of squared radii under Adam with rate 0.01, the share of `2 beta . step`.
+
+    Raises:
+        ValueError: for a momentum that is not below 1.
+    """
+    if check.not_negative("momentum", momentum) >= 1:
+        raise ValueError(f"momentum: expected 0 <= momentum < 1, got {momentum}")
     model = cl.build_model(dict(arm="cosine", seed=seed))
-    by = torch.optim.Adam(model.parameters(), 0.01, betas=(b, 0.999))
+    by = torch.optim.Adam(model.parameters(), 0.01, betas=(momentum, 0.999))
     vectors, along, beyond = [r.beta1 for r in cl.routers(model)], 0.0, 0.0
     for batch in batches(steps, seed):
         before = [beta1.detach().clone() for beta1 in vectors]

@@ -18,7 +18,7 @@ from moe_theory.models.routers import Linear
 from moe_theory.streams import torch_stream
 from moe_theory.tasks.dictionary import DictionaryTask
 from moe_theory.tasks.gaussians import GaussianMixture
-from moe_theory.tasks.images import load_images
+from moe_theory.tasks.images import Images, load_images
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.tasks.regression import NOISE, sample_regression
 from moe_theory.tasks.rotated import rotate_task
@@ -56,10 +56,14 @@ class Trial(NamedTuple):
     about: str
 
 
-def _of(task, seed: int) -> tuple[Part, Part]:
-    """Training and test set of a task with `sample(n, seed)` whose examples have x, y and cluster."""
-    drawn = (task.sample(n, 2 * seed + 1 + i) for i, n in enumerate((N_TRAIN, N_TEST)))
-    return tuple(Part(a.x[:, None] if a.x.ndim == 2 else a.x, a.y, a.cluster.flatten()) for a in drawn)
+def _clustered(a) -> Part:
+    """Examples that have x, y and cluster."""
+    return Part(a.x[:, None] if a.x.ndim == 2 else a.x, a.y, a.cluster.flatten())
+
+
+def _of(task, seed: int, part: Callable[..., Part] = _clustered) -> tuple[Part, Part]:
+    """Training and test set of a task with `sample(n, seed)`: what `part` makes of its examples."""
+    return tuple(part(task.sample(n, 2 * seed + 1 + i)) for i, n in enumerate((N_TRAIN, N_TEST)))
 
 
 def gaussians(seed: int) -> tuple[Part, Part]:
@@ -85,12 +89,7 @@ def tokens(seed: int) -> tuple[Part, Part]:
 def dictionary(seed: int) -> tuple[Part, Part]:
     """Sums of two of 8 atoms in 16 dimensions (C.3); the cluster is the pair."""
     task = DictionaryTask(8, 16, seed=seed)
-
-    def part(n: int, at: int) -> Part:
-        drawn = task.sample(n, at)
-        return Part(drawn.x[:, None], drawn.y, 8 * drawn.atoms[:, 0] + drawn.atoms[:, 1])
-
-    return part(N_TRAIN, 2 * seed + 1), part(N_TEST, 2 * seed + 2)
+    return _of(task, seed, lambda a: Part(a.x[:, None], a.y, 8 * a.atoms[:, 0] + a.atoms[:, 1]))
 
 
 def regression(seed: int) -> tuple[Part, Part]:
@@ -116,9 +115,15 @@ def _regression(f, d: int, seed: int, cluster) -> tuple[Part, Part]:
 
 def patches(seed: int) -> tuple[Part, Part]:
     """The patch task of Chen et al. (2022), setting 1: four clusters, labels -1 and 1; the sum of patches is routed."""
-    task = PatchTask(seed=seed)
-    drawn = (task.sample(n, 2 * seed + 1 + i) for i, n in enumerate((N_TRAIN, N_TEST)))
-    return tuple(Part(a.x, a.y[:, None], a.cluster) for a in drawn)
+    return _of(PatchTask(seed=seed), seed, lambda a: Part(a.x, a.y[:, None], a.cluster))
+
+
+def images_at_hand(name: str) -> Images:
+    """A data set of `load_images`; ValueError where only a stand-in for it can be had."""
+    images = load_images(name)
+    if images.name != name:
+        raise ValueError(f"data: expected {name} to be at hand, got {images.name}; install dataset-fashion-mnist")
+    return images
 
 
 def at_hand(task: str) -> bool:
@@ -131,9 +136,7 @@ def at_hand(task: str) -> bool:
 
 def fashion(seed: int) -> tuple[Part, Part]:
     """Is a piece of clothing turned by 30 degrees (Chen et al. 2022, 6.2)? Fashion-MNIST, 10 by 10 pixels."""
-    images = load_images("fashion-mnist")
-    if images.name != "fashion-mnist":
-        raise ValueError(f"task: expected Fashion-MNIST, got {images.name}; install dataset-fashion-mnist")
+    images = images_at_hand("fashion-mnist")
     drawn = rotate_task(images, N_TRAIN // 2, N_TEST // 2, side=SIDE, seed=seed)
     return tuple(Part(a.x.flatten(1)[:, None], 2.0 * a.y[:, None] - 1, a.cluster) for a in drawn)
 

@@ -6,6 +6,7 @@ from moe_theory.training.single import train_single_expert
 
 N, FILTERS, EPOCHS, PREFIX = 16_000, 128, 800, 40
 RELEASED = dict(epochs=801, stop_after=500)  # the notebooks that come with Tables 7 and 8
+SMOKE = dict(n=200, epochs=PREFIX)
 
 
 def grid() -> list[dict]:
@@ -46,24 +47,11 @@ def released() -> list[dict]:
     ]
 
 
-def smoke(grid: list[dict]) -> list[dict]:
-    """The first rows of a grid with few examples and epochs."""
-    return [{**key, "n": 200, "epochs": PREFIX} for key in grid[:3]]
-
-
-def _train(key: dict, epochs: int, **protocol) -> list[dict]:
+def _train(key: dict, epochs: int) -> list[dict]:
     task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
-    return train_single_expert(
-        train,
-        test,
-        activation=key["activation"],
-        filters=key["filters"],
-        epochs=epochs,
-        input_scale=key["input_scale"],
-        seed=key["seed"],
-        **protocol,
-    )[1]
+    names = ("activation", "filters", "input_scale", "seed", "learning_rate", "stop_after")
+    return train_single_expert(train, test, epochs=epochs, **{name: key[name] for name in names if name in key})[1]
 
 
 def _prefix(history: list[dict]) -> dict:
@@ -91,14 +79,9 @@ def live(key: dict) -> dict:
     return _prefix(_train(key, PREFIX))
 
 
-def _released(key: dict, epochs: int) -> list[dict]:
-    protocol = dict(learning_rate=key["learning_rate"], stop_after=key["stop_after"])
-    return _train(key, epochs, record_every=20, **protocol)
-
-
 def released_row(key: dict) -> dict:
     """The epoch that ended the training, accuracies in percent there, and test accuracy every 20 epochs until then."""
-    history = _released(key, key["epochs"])
+    history = _train(key, key["epochs"])
     last = history[-1]
     return dict(
         last_epoch=last["epoch"],
@@ -108,8 +91,3 @@ def released_row(key: dict) -> dict:
         curve=[round(100 * h["test"], 4) for h in history if h["epoch"] % 20 == 0],
         **_prefix(history),
     )
-
-
-def released_live(key: dict) -> dict:
-    """The first PREFIX epochs of a released row, at its full size: loss and test accuracy there."""
-    return _prefix(_released(key, PREFIX))

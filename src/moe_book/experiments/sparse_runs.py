@@ -33,6 +33,7 @@ SHOWN = 2_000  # training examples over which the loss of a stage is averaged
 VOCABULARY = 1_000
 RATE = 0.001  # of MLP and CNN in the paper (5.2)
 RATES = (0.05, 0.005, 0.0005, 0.00005)  # at which a trained network is measured besides; the last is that of BERT
+SMOKE = dict(task="gaussians", steps=10)
 
 
 class Task(NamedTuple):
@@ -73,7 +74,7 @@ def images() -> tuple[Labelled, Labelled]:
 @cache
 def texts() -> tuple[Labelled, Labelled]:
     """Windows of 16 words from Debian's manual pages, labelled with the section."""
-    data = load_text("manual pages", n_train=4_000, n_test=1_000, vocabulary=VOCABULARY)
+    data = load_text(n_train=4_000, n_test=1_000, vocabulary=VOCABULARY)
     return Labelled(data.train_tokens, data.train_y), Labelled(data.test_tokens, data.test_y)
 
 
@@ -204,13 +205,6 @@ def more_seeds_grid() -> list[dict]:
     return [_key("fashion-mnist", ARMS[0], k, seed, RATE, 23_500) for seed in range(3, 10) for k in (1, 5)]
 
 
-def smoke(rows: list[dict]) -> list[dict]:
-    """The first rows at K = 1 of two arms, or of the only one, for the Gaussians, which need no data; ten steps."""
-    like = {"task": rows[0]["task"], "k": 1, "seed": rows[0]["seed"]}
-    first = [{**row, "task": "gaussians", "steps": 10} for row in rows if like.items() <= row.items()]
-    return first[:1] + first[1:][:4][-1:]
-
-
 def start(key: dict) -> tuple[SparseNetwork, float]:
     """The network of a row before training, in evaluation mode, and the mean kept mass P_T of its softmax over all."""
     task = TASKS[key["task"]]
@@ -256,7 +250,7 @@ def at_length(key: dict) -> dict:
     train, test = TASKS[key["task"]].data()
     at, seed = RATES if key["rule"] == ARMS[0].rule else (), stream(key["seed"], 4)
     found = [summary(estimate(network, *train, rate=rate, seed=seed)) for rate in at]
-    rates = {f"at_{name}": rounded([f[name] for f in found], DIGITS) for name in _summaries()}
+    rates = {f"at_{name}": rounded([f[name] for f in found], DIGITS) for name in SUMMARIES}
     return {**curves, **_tested(network, test, rng), **stages, "at": list(at), **rates}
 
 
@@ -288,7 +282,9 @@ def _followed(key: dict, until: int, *, training: bool = False) -> tuple[SparseN
         if step < until:
             losses.append(next(training))
             gradients.append([_norm(network.block.router), _norm(network.block.experts)])
-    return network, rng, {"kept": rounded(kept, DIGITS), **_curves(losses, gradients, key["steps"])}, _columns(found)
+    names = ["stage", "train_loss", *SUMMARIES]
+    measured = rounded({name: [values[name] for values in found] for name in names}, DIGITS)
+    return network, rng, {"kept": rounded(kept, DIGITS), **_curves(losses, gradients, key["steps"])}, measured
 
 
 def live(key: dict) -> dict:
@@ -332,11 +328,8 @@ def _curves(losses: list[float], gradients: list[list[float]], steps: int) -> di
 def _tested(network: SparseNetwork, test: Labelled, rng: torch.Generator) -> dict[str, float]:
     with torch.no_grad():
         logits = routed(network, test.x, rng)
-    found = {
-        "test_loss": F.cross_entropy(logits, test.y).item(),
-        "test_accuracy": 100 * (logits.argmax(1) == test.y).double().mean().item(),
-    }
-    return rounded(found, DIGITS)
+    accuracy = 100 * (logits.argmax(1) == test.y).double().mean().item()
+    return rounded({"test_loss": F.cross_entropy(logits, test.y).item(), "test_accuracy": accuracy}, DIGITS)
 
 
 def _stage(network: SparseNetwork, train: Labelled, key: dict) -> dict[str, float]:
@@ -365,12 +358,4 @@ def summary(draws: Draws) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _columns(found: list[dict[str, float]]) -> dict[str, list[float]]:
-    """One list for each measured quantity, over the stages."""
-    names = ["stage", "train_loss", *_summaries()]
-    return rounded({name: [values[name] for values in found] for name in names}, DIGITS)
-
-
-def _summaries() -> list[str]:
-    """The names in a `summary`."""
-    return list(summary(Draws(*torch.ones(6, 2))))
+SUMMARIES = list(summary(Draws(*torch.ones(6, 2))))  # the names in a `summary`

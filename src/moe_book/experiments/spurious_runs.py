@@ -46,17 +46,12 @@ def grid() -> list[dict]:
 #: layers, a third of the variance; and batches and steps enough for Adam's rate to carry an expert to its label.
 WIDE = {"experts": 512, "scale": 1.5, "init": 0.577, "batch": 512, "steps": 9_000}
 DECAYS, WIDE_SEEDS = (0.0, 1e-6, 3e-6, 1e-5), SEEDS
+SMOKE = dict(n=500, steps=LIVE)
 
 
 def decays() -> list[dict]:
     """`WIDE` over lambda."""
     return [BASE | WIDE | {"decay": decay, "seed": seed} for seed in WIDE_SEEDS for decay in DECAYS]
-
-
-def smoke(rows: list[dict]) -> list[dict]:
-    """The first run with few examples and steps, plain and frozen."""
-    frozen = {**rows[0], "frozen": True}
-    return [{**key, "n": 500, "steps": LIVE} for key in (rows[0], frozen)]
 
 
 def row(key: dict) -> dict:
@@ -68,25 +63,15 @@ def row(key: dict) -> dict:
     network = SoftMoE(D, OUTPUTS, key["experts"], seeds=[key["seed"]])
     with torch.no_grad():
         network.router.W[0].mul_(key["init"])
-    run = train(
-        network,
-        [data],
-        steps=key["steps"],
-        batch=key.get("batch", BATCH),
-        seeds=[key["seed"]],
-        rate=RATE,
-        router_rate=ROUTER_RATE,
-        decay=[key["decay"]],
-        frozen=[key["frozen"]],
-    )
+    how = dict(steps=key["steps"], batch=key.get("batch", BATCH), rate=RATE, router_rate=ROUTER_RATE)
+    how |= dict(seeds=[key["seed"]], decay=[key["decay"]], frozen=[key["frozen"]])
     course = [measured(network, test)]
-    for step, _ in enumerate(run, 1):
+    for step, _ in enumerate(train(network, [data], **how), 1):
         if step in AT:
             course.append(measured(network, test))
-    columns = zip(*course, strict=True)
-    return dict(zip(("relevant", "spurious", "loss"), map(list, columns), strict=True)) | {
-        "separation": rounded(task.separation, 6)
-    }
+    columns = map(list, zip(*course, strict=True))
+    found = dict(zip(("relevant", "spurious", "loss"), columns, strict=True))
+    return found | {"separation": rounded(task.separation, 6)}
 
 
 def measured(network: SoftMoE, test) -> tuple[float, float, float]:

@@ -18,6 +18,7 @@ from moe_theory.training import train_patch_moe
 RATE, SEEDS, FILTERS, N_TEST = 0.02, range(10), 16, 4_000
 SIGMAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 DIMENSIONS = (16, 32, 64, 128, 256)
+SMOKE = dict(n=200, steps=50)
 
 
 def exploration() -> list[dict]:
@@ -35,11 +36,6 @@ def outcome() -> list[dict]:
     return [dict(**key, experts=16, seed=seed) for seed in SEEDS for key in (*by_d, *by_n)]
 
 
-def smoke(grid: list[dict]) -> list[dict]:
-    """Two rows of a grid with few examples, and few steps where the grid names them."""
-    return [{**key, "n": 200, **({"steps": 50} if "steps" in key else {})} for key in grid[:2]]
-
-
 def _run(key: dict, steps: int) -> tuple[PatchBatch, PatchBatch, PatchMoE, PatchMoE, list[dict]]:
     """Training and test examples, the layer at the start and after `steps`, the history."""
     task = PatchTask(d=key["d"], seed=key["seed"], **SETTINGS["setting 3"])
@@ -54,6 +50,7 @@ def _run(key: dict, steps: int) -> tuple[PatchBatch, PatchBatch, PatchMoE, Patch
     return train, test, start, end, run.history
 
 
+@torch.no_grad()
 def exploration_row(key: dict) -> dict:
     """What Lemmas E.3 to E.8 and 5.2 bound, at T1 = floor(sigma_0^0.5 / eta); maxima over everything they range over.
 
@@ -63,14 +60,6 @@ def exploration_row(key: dict) -> dict:
     eta = RATE * key["sigma_0"]
     steps = int(key["sigma_0"] ** 0.5 / eta)
     train, test, start, end, history = _run(key, steps)
-    with torch.no_grad():
-        return _at_T1(key, eta * steps, train, test, start, end) | {
-            "steps": steps,
-            "loss": round(history[-1]["loss"], 6),
-        }
-
-
-def _at_T1(key, path: float, train: PatchBatch, test: PatchBatch, start: PatchMoE, end: PatchMoE) -> dict:
     m = torch.arange(key["experts"])
     k, j = professions(start.W, train.v)
     products = (train.v @ end.W.mT).clone()
@@ -88,7 +77,7 @@ def _at_T1(key, path: float, train: PatchBatch, test: PatchBatch, start: PatchMo
     values = {
         "winner": winner.mean(),
         "slowest_winner": winner.min(),
-        "winner_per_path": winner.min() / path,
+        "winner_per_path": winner.min() / (eta * steps),
         "other_features": products.abs().max(),
         "centers": (train.c @ end.W.mT).abs().max(),
         "noise": (xi @ end.W.flatten(0, 1).T).abs().max(),
@@ -104,7 +93,7 @@ def _at_T1(key, path: float, train: PatchBatch, test: PatchBatch, start: PatchMo
         "predicted_weighted": (later == weighted).double().mean(),
         "least_margin": (1 - lead[:, 1] / lead[:, 0]).min(),
     }
-    return rounded(values, 6)
+    return rounded(values, 6) | {"steps": steps, "loss": round(history[-1]["loss"], 6)}
 
 
 def outcome_row(key: dict) -> dict:
@@ -128,12 +117,9 @@ def outcome_row(key: dict) -> dict:
         "own_error": own,
         "predicted": k == later,
     }
+    percent = {name: round(100 * value.double().mean().item(), 4) for name, value in share.items()}
     counts = {"empty": len(train.v) - len(k.unique()), "used": len(m.unique())}
-    return (
-        {name: round(100 * value.double().mean().item(), 4) for name, value in share.items()}
-        | counts
-        | {"entropy": round(history[-1]["dispatch_entropy"], 5)}
-    )
+    return percent | counts | {"entropy": round(history[-1]["dispatch_entropy"], 5)}
 
 
 def beyond() -> list[dict]:
@@ -151,16 +137,9 @@ def beyond_row(key: dict) -> dict:
     task = PatchTask(seed=key["seed"], **SETTINGS[key["setting"]])
     train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
     k, _ = professions(PatchMoE(task.d, key["experts"], FILTERS, seed=key["seed"]).W.data, train.v)
-    (run,) = train_patch_moe(
-        train,
-        test,
-        experts=key["experts"],
-        steps=key["steps"],
-        seeds=(key["seed"],),
-        balance=key["balance"],
-        record_every=min(200, key["steps"]),
-        measure=lambda parameters: {"spread": spread(parameters, train, k)},
-    )
+    options = {name: key[name] for name in ("experts", "steps", "balance")}
+    options |= dict(seeds=(key["seed"],), record_every=min(200, key["steps"]))
+    (run,) = train_patch_moe(train, test, measure=lambda now: {"spread": spread(now, train, k)}, **options)
     curves = {
         "steps_at": [h["step"] for h in run.history],
         "loss": [round(h["loss"], 6) for h in run.history],

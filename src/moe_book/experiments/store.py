@@ -38,15 +38,14 @@ KINDS = {  # of a column: the types of its cells, and how they are read back; th
 }
 
 
-def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "paper", folder: Path | None = None) -> None:
+def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "paper") -> None:
     """Compute the rows of an experiment that its store does not hold yet, storing each as it finishes.
 
     Args:
         name: a key of `EXPERIMENTS`.
         jobs: rows computed at the same time, each in a process of its own with one thread.
         backend: `loky` for processes of this machine, `dask` for a cluster.
-        profile: `paper` for the full grid, `smoke` for the small one.
-        folder: where the store lies; by default `RESULTS` for `paper` and `SMOKE` for `smoke`.
+        profile: `paper` for the full grid, whose store lies in `RESULTS`, `smoke` for the small one, in `SMOKE`.
 
     Raises:
         ValueError: for an argument outside its range, a backend that is not installed, a store that
@@ -57,12 +56,14 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
     grid = e.rows(profile)
     check.integer("jobs", jobs, 1)
     finished = BACKENDS[check.choice("backend", backend, BACKENDS)]
-    path = _path(e, profile, folder)
+    path = _path(e, profile)
     path.parent.mkdir(parents=True, exist_ok=True)
     failed = []
     with _alone(path):
-        taken_over = done = _rows(path, e, profile)
+        done = _rows(path, e, profile)
         todo = [key for key in grid if identity(key) not in done]
+        if todo and done:
+            _insert(path, done)
         columns, record = next((list(row.cells) for row in done.values()), None), _provenance(e, profile)
         bar = tqdm(total=len(grid), initial=len(done), desc=f"{name} -> {path}", unit="row")
         with bar, closing(finished(e.row, todo, jobs) if todo else (row for row in ())) as results:
@@ -74,30 +75,28 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
                 row = _Row(json.loads(cells), record)
                 if list(row.cells) != (columns := columns or list(row.cells)):
                     raise ValueError(f"{path}: expected the columns {columns}, got {list(row.cells)}")
-                _insert(path, taken_over | {identity(key): row})
-                taken_over = {}
+                _insert(path, {identity(key): row})
                 bar.update()
         if failed:
             raise RuntimeError("\n  ".join([f"{path}: {len(failed)} rows failed, the others are stored", *failed]))
         _complete(path, _rows(path, e, profile), grid)
-        _running(path).unlink(missing_ok=True)
+        path.with_suffix(".sqlite").unlink(missing_ok=True)
 
 
-def load(name: str, folder: Path | None = None) -> pd.DataFrame:
+def load(name: str) -> pd.DataFrame:
     """The stored paper rows of an experiment, in the order of its grid.
 
     Args:
         name: a key of `EXPERIMENTS`; `python -m moe_book.experiments list` shows them.
-        folder: where the stores lie; by default those that come with the package.
 
     Raises:
         ValueError: for an unknown name, or a store that is missing, incomplete, not bit for bit the one
             that was written, or of another experiment, profile or grid.
     """
     e = experiment(name)
-    path = _path(e, "paper", folder)
+    path = _path(e, "paper")
     if not path.exists():
-        what = "not all rows are stored yet" if _running(path).exists() else "no stored rows"
+        what = "not all rows are stored yet" if path.with_suffix(".sqlite").exists() else "no stored rows"
         raise ValueError(f"{path.name}: {what}; run `python -m moe_book.experiments run {name}`")
     rows = _written(path, e, "paper")
     if missing := [key for key in e.grid if identity(key) not in rows]:
@@ -122,10 +121,7 @@ def recompute(name: str, **which) -> pd.DataFrame:
     picked = [key for key in e.grid if all(key.get(k) == v for k, v in which.items())]
     if len(picked) != 1:
         raise ValueError(f"which: expected to pick one row of {name!r}, but {which} picks {len(picked)}")
-    rows, key = load(name).to_dict("records"), picked[0]
-    # a column that mixes numbers and words is read as words
-    (stored,) = (row for row in rows if all(row[c] == v or str(row[c]) == str(v) for c, v in key.items()))
-    again = e.live(key)
+    stored, again = load(name).to_dict("records")[e.grid.index(picked[0])], e.live(picked[0])
     return pd.DataFrame([{k: stored[k] for k in again}, again], index=["stored", "recomputed"])
 
 
@@ -143,22 +139,18 @@ def recomputed_off(name: str, columns: list[str], picks: list[dict]) -> float:
     return float(np.max([abs(again / stored - 1) for stored, again in pairs]))
 
 
-def status(folder: Path | None = None) -> pd.DataFrame:
+def status() -> pd.DataFrame:
     """For every experiment: paper rows stored, rows in the grid, seconds the stored rows took, and how many of them
     were drawn before every purpose had a random stream of its own (`earlier`): computed again they are other draws.
 
     A store that is damaged, or of another experiment, profile or grid, has `refused` for the number of
     its rows and the reason, which names the file, in place of what the experiment is about.
-
-    Args:
-        folder: where the stores lie; by default those that come with the package.
     """
     lines = []
     for e in EXPERIMENTS.values():
-        path = _path(e, "paper", folder)
         line = dict(experiment=e.name, stored="refused", rows=len(e.grid), seconds=0.0, earlier=0)
         try:
-            rows = _rows(path, e, "paper")
+            rows = _rows(_path(e, "paper"), e, "paper")
             earlier = sum(row.provenance.get("streams") != CONVENTION for row in rows.values())
             seconds = sum(row.cells["seconds"] for row in rows.values())
             line |= dict(stored=len(rows), seconds=seconds, earlier=earlier, about=e.about)
@@ -176,12 +168,8 @@ class _Row(NamedTuple):
 _Rows = dict[str, _Row]  # by the identity of their keys
 
 
-def _path(e: Experiment, profile: str, folder: Path | None) -> Path:
-    return Path(folder or (RESULTS if profile == "paper" else SMOKE)) / f"{e.name}.csv"
-
-
-def _running(path: Path) -> Path:
-    return path.with_suffix(".sqlite")
+def _path(e: Experiment, profile: str) -> Path:
+    return (RESULTS if profile == "paper" else SMOKE) / f"{e.name}.csv"
 
 
 def _provenance(e: Experiment, profile: str) -> dict:
@@ -213,7 +201,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _insert(path: Path, rows: _Rows) -> None:
     """Put rows into the database, which is made for the first of them, in one transaction."""
     lines = [(key, json.dumps(row.cells), json.dumps(row.provenance)) for key, row in rows.items()]
-    with closing(sqlite3.connect(_running(path))) as db, db:
+    with closing(sqlite3.connect(path.with_suffix(".sqlite"))) as db, db:
         db.execute("BEGIN")
         db.execute(SCHEMA)
         db.executemany("INSERT OR IGNORE INTO stored VALUES (?, ?, ?)", lines)
@@ -221,7 +209,7 @@ def _insert(path: Path, rows: _Rows) -> None:
 
 def _rows(path: Path, e: Experiment, profile: str) -> _Rows:
     """The rows in the database; those of the CSV, if no run has taken them over yet."""
-    file = _running(path)
+    file = path.with_suffix(".sqlite")
     try:
         with closing(sqlite3.connect(file if file.exists() else ":memory:")) as db:
             begun = db.execute("SELECT * FROM sqlite_schema").fetchall()

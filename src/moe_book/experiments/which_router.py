@@ -29,6 +29,7 @@ SETTINGS = list(itertools.product((1e-2, 3e-2), (1 / 3, 1.0, 3.0)))  # rates of 
 DRAWS, SHAKEN, STEP = 10, 64, 0.05  # of the two steps that stability is measured with: draws, examples, rate
 LIVE = 20  # steps that a recomputation takes
 DIGITS = 6  # significant, of stored values
+SMOKE = dict(task="gaussians", steps=LIVE)
 
 noisy_softmax_topk = Rule("noisy_softmax_topk", over_all=True, needs_noise=True)
 hashed_topk = Rule("hashed_topk", over_all=False, needs_noise=True)
@@ -65,34 +66,28 @@ SWEPT = ("gaussians", "fashion")
 
 def grid() -> list[dict]:
     """All routers on all tasks; one with K = 1 also for as many evaluations of experts as the others have."""
-    rows = [_key(task, name, STEPS) for task in TRIALS for name in ROUTERS]
-    return rows + [_key(task, TWICE, 2 * STEPS) for task in TRIALS]
+    rows = [dict(task=task, router=name, steps=STEPS) for task in TRIALS for name in ROUTERS]
+    return rows + [dict(task=task, router=TWICE, steps=2 * STEPS) for task in TRIALS]
 
 
 def plain() -> list[dict]:
     """The plain network on all tasks; there is no router to look at."""
-    return [_key(task, PLAIN, STEPS) for task in TRIALS]
+    return [dict(task=task, router=PLAIN, steps=STEPS) for task in TRIALS]
 
 
 def sweeps() -> list[dict]:
     """The degrees of one decision, on two tasks."""
-    every = ((name, value) for name, degrees in SWEEPS.items() for value in degrees)
-    return [_key(task, f"{name} {value}", STEPS) for name, value in every for task in SWEPT]
+    return [dict(task=task, router=name, steps=STEPS) for name in _swept() for task in SWEPT]
 
 
-def smoke(rows: list[dict]) -> list[dict]:
-    """Two rows, a few steps each."""
-    return [{**key, "steps": LIVE} for key in rows[:2]]
-
-
-def _key(task: str, router: str, steps: int) -> dict:
-    return dict(task=task, router=router, steps=steps)
+def _swept() -> dict[str, Choice]:
+    """The choices of `SWEEPS` by their names."""
+    return {f"{name} {value}": choice for name, degrees in SWEEPS.items() for value, choice in degrees.items()}
 
 
 def choice_of(router: str) -> Choice:
     """The choice of that name, of `ROUTERS` or of `SWEEPS`; the plain network has that of the reference."""
-    swept = {f"{name} {value}": choice for name, degrees in SWEEPS.items() for value, choice in degrees.items()}
-    return {**ROUTERS, **swept, PLAIN: ROUTERS[REFERENCE]}[router]
+    return {**ROUTERS, **_swept(), PLAIN: ROUTERS[REFERENCE]}[router]
 
 
 class Sets(NamedTuple):

@@ -1,4 +1,4 @@
-"""`python -m moe_book.sabotage list | run [CLAIM ...] [--jobs N] | spotcheck SEED | status | score`."""
+"""`python -m moe_book.sabotage list | run | status [CLAIM ...] | spotcheck SEED | score`."""
 
 import argparse
 import os
@@ -117,10 +117,10 @@ def spotcheck(seed: str, jobs: int) -> int:
     return 1 if unfit or worse else 0
 
 
-def status() -> int:
+def status(claims: list[str]) -> int:
     """Print how many mutants of each claim have an outcome that holds, and its survivors; 1 if some claim has none."""
     rows, lacking = outcomes.table(), 0
-    for claim, mine in ((c, rows[rows.claim == c]) for ids in chapters().values() for c in ids):
+    for claim, mine in ((c, rows[rows.claim == c]) for ids in _chosen(claims).values() for c in ids):
         lacking += mine.empty
         print(f"{claim}: {len(mine)} run, {(mine.outcome == 'refused').sum()} refused")
         for m in mine[mine.outcome == "survived"].itertuples():
@@ -155,9 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
     listing = commands.add_parser("list", help="what each mutant of some claims, or of all, changes")
     running = commands.add_parser("run", help="run those of some claims, or all, that have no outcome that holds")
     spots = commands.add_parser("spotcheck", help=f"run {SPOTS} again and compare with what is stored")
-    commands.add_parser("status", help="what became of them, and who survived")
+    known = commands.add_parser("status", help="what became of them, and who survived")
     commands.add_parser("score", help="refused over refused and survived, by claim and by operator")
-    for command in (listing, running):
+    for command in (listing, running, known):
         command.add_argument("claims", nargs="*", metavar="CLAIM")
     spots.add_argument("seed", metavar="SEED", help="any text, such as a commit; it chooses them")
     for command in (listing, running, spots):
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
             return run(options.claims, options.jobs)
         if options.command == "spotcheck":
             return spotcheck(options.seed, options.jobs)
-        return status() if options.command == "status" else show_scores()
+        return status(options.claims) if options.command == "status" else show_scores()
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

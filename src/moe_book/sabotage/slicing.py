@@ -1,4 +1,4 @@
-"""Which cells of a chapter a card depends on.
+"""Which cells of a chapter a card depends on, and which depend on a parameter.
 
 A cell is needed if it binds a name, or changes an object in place, that a needed cell reads later, itself
 or in a function that it calls. What only draws or prints is left out, so that a mutant costs what its
@@ -27,6 +27,30 @@ def needed(cells: list[str], card: int) -> list[int]:
             found.append(index)
             wanted = (wanted - flow.replaced) | _closure(flow.read, bodies)
     return found[::-1]
+
+
+def reached(cells: list[str], start: int, names: set[str]) -> list[int]:
+    """Indices of the cells that give something else once `names` are changed in cell `start`, and of those they need.
+
+    A cell is reached if it reads such a name, or one that a cell reached before it binds or changes in place; the
+    arguments of a call that stands by itself count as changed. One that asks for `globals()` reads every name. That
+    cells share a stream of random numbers does not count: what one draws does not reach the next.
+    """
+    facts, bodies = [_facts(source) for source in cells], {}
+    modules = {name for cell in facts for name in cell.imported}
+    other, found, everywhere = {*names, "globals"}, [], False
+    for index, cell in enumerate(facts):
+        for name, read in cell.bodies:
+            bodies[name] = bodies.get(name, set()) | read
+        if index <= start:
+            continue
+        if everywhere or other & _closure(cell.flow.read, bodies):
+            found.append(index)
+            other |= cell.flow.bound | (cell.changed | _handed(cell.tree)) - modules
+            everywhere |= _sets(cell.tree, modules)
+        else:
+            other -= cell.flow.replaced
+    return sorted({start, *found}.union(*(needed(cells, index) for index in found)))
 
 
 class _Facts(NamedTuple):
@@ -147,6 +171,12 @@ def _changed(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             found |= _base(node.value.func) if isinstance(node.value.func, ast.Attribute) else set()
     return found
+
+
+def _handed(tree: ast.Module) -> set[str]:
+    """Names whose objects a cell hands to a call that stands by itself, which has nothing to give but its effect."""
+    calls = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    return {name for call in calls for part in (*call.args, *(k.value for k in call.keywords)) for name in _base(part)}
 
 
 def _sets(tree: ast.Module, modules: set[str]) -> bool:

@@ -54,8 +54,6 @@ class RouterReport:
         changed: share of tokens whose experts change under Gaussian noise of standard deviation `noise`.
         dropped: share of tokens without all of their experts; misled: of the others and decided ones, with others
             than those of the largest logits.
-        level: mean over tokens of their mean logit, and its standard deviation: no softmax sees it.
-        spread: root mean square of the logits less that mean.
         gauge: share of the router's squared norm in its mean vector; nan if the router was not given.
         dispatch: for each label what the first expert tells of it.
     """
@@ -71,8 +69,6 @@ class RouterReport:
     noise: float
     dropped: float
     misled: float
-    level: tuple[float, float]
-    spread: float
     gauge: float
     dispatch: dict[str, Dispatch]
 
@@ -88,7 +84,6 @@ class RouterReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong."""
         found = []
         unseen, fair = 1 - LEVEL ** (1 / self.tokens), self.k / len(self.loads)
         if self.dead and unseen < fair / 2:  # so few tokens that chance may pass an expert by say nothing
@@ -164,7 +159,7 @@ class RouterStream:
             raise ValueError(f"labels: expected those of the batches before, {before}, got {now}")
         gap, complete = kept_gap(h64, self.k), chosen.sum(1) == self.k
         lead = h64.masked_fill(~chosen, -math.inf)
-        self._keep(
+        batch = dict(
             gap=gap,
             rounding=rounding.double().cpu(),
             stays=keep_probability(h64, self.k, scale=self.noise),
@@ -172,11 +167,10 @@ class RouterStream:
             misled=complete & (gap > 2 * rounding.cpu()) & (chosen != wanted).any(1),
             first=torch.where(chosen.any(1), lead.argmax(1), -1),
             loads=chosen.double().sum(0, keepdim=True),
-            level=h64.mean(1),
-            spread=h64.var(1, correction=0),
         )
-        for name, value in labels.items():
-            self._labels.setdefault(name, []).append(value)
+        for seen, values in ((self._kept, batch), (self._labels, labels)):
+            for name, value in values.items():
+                seen.setdefault(name, []).append(value)
 
     def _mask(self, chosen: Tensor, h: Float[Tensor, "n M"]) -> Bool[Tensor, "n M"]:
         """A mask of the experts that the tokens were sent to, if it is one."""
@@ -190,10 +184,6 @@ class RouterStream:
         if most > self.k:
             raise ValueError(f"chosen: expected at most k = {self.k} experts for a token, got {most}")
         return chosen
-
-    def _keep(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self._kept.setdefault(name, []).append(value)
 
     def report(self, *, seed: int = 0) -> RouterReport:
         """What was seen so far.
@@ -222,8 +212,6 @@ class RouterStream:
             noise=self.noise,
             dropped=float((~complete).double().mean()),
             misled=float(seen["misled"].double().mean()),
-            level=(float(seen["level"].mean()), float(seen["level"].std(correction=0))),
-            spread=float(seen["spread"].mean().sqrt()),
             gauge=math.nan if self.weight is None else gauge_share(self.weight),
             dispatch={
                 name: dispatch_entropies(torch.cat(parts), seen["first"], seed=seed, at=i)

@@ -48,7 +48,6 @@ class BalanceReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong."""
         if not self.off:
             return [Finding("balance", self.where, math.nan, 1, f"it cannot be computed: {self.reads}")]
         if self.reads in POOLS or self.reads == "undecided":

@@ -91,5 +91,4 @@ class Finding(NamedTuple):
 
     @property
     def claim(self) -> str:
-        """Id of the claim behind it."""
         return FINDINGS[self.name].claim

@@ -45,7 +45,6 @@ class Report:
 
     @property
     def named(self) -> set[str]:
-        """The names of the findings."""
         return {finding.name for finding in self.findings}
 
     def __repr__(self) -> str:

@@ -72,7 +72,6 @@ class GateReport:
         configured: what the configuration says of both.
         handed: how far the gates handed to the experts are from that gate, the farthest of all tokens over its limit;
             nan where what is handed on are no gates.
-        kept: smallest and largest sum of a token's gates.
         lowered: largest relative change of the output when an unselected logit falls by 1; as_first: what it is if a
             softmax over all comes first; limit: of rounding.
         gradient: largest slope of the block's output in the logits, relative to the size of what its experts say, along
@@ -97,7 +96,6 @@ class GateReport:
     factor: float
     configured: Configured
     handed: float
-    kept: tuple[float, float]
     lowered: float
     as_first: float
     limit: float
@@ -117,7 +115,6 @@ class GateReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong."""
         found = [*self._of_gates(), *self._of_gradient()]
         if self.configured.k not in (None, self.k):
             detail = f"experts for a token, configured {self.configured.k}"
@@ -226,7 +223,6 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, l
         factor=factor * behind,
         configured=configured,
         handed=_handed_on(trace, at, named),
-        kept=(float(at.gates.sum(1).min()), float(at.gates.sum(1).max())),
         lowered=lowered,
         as_first=as_first,
         limit=largest,

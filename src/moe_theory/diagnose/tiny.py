@@ -155,18 +155,10 @@ def rewritten(change: Change) -> Callable[[nn.Module], None]:
 
     def breaks(model: nn.Module) -> None:
         for layer in layers_of(model):
-            layer.router.register_forward_hook(_hook(change, turned=layer.logits_at == 2))
+            turn = -1 if layer.logits_at == 2 else 1  # Switch returns experts, gates and logits, the others the reverse
+            layer.router.register_forward_hook(lambda _, __, out, turn=turn: change(*out[::turn])[::turn])
 
     return breaks
-
-
-def _hook(change: Change, *, turned: bool):
-    """Switch returns experts, gates and logits, the others logits, gates and experts."""
-
-    def hook(_, __, returned):
-        return change(*returned[::-1])[::-1] if turned else change(*returned)
-
-    return hook
 
 
 def _is_mask(h: Tensor, experts: Tensor) -> bool:
@@ -186,24 +178,11 @@ def _normalized(h, gates, experts):
     return h, gates / gates.sum(-1, keepdim=True), experts
 
 
-def _over_all(h, gates, experts):
-    return h, h.softmax(-1).gather(-1, experts), experts
-
-
-def _sharpened(h, gates, experts):
-    return h, _gates((1.05 * h).softmax(-1), gates, experts), experts
-
-
-def _louder(h, gates, experts):
-    return 1.02 * h, gates, experts
-
-
 def _next_experts(h, gates, experts):
     return h, gates, experts.roll(1, -1) if _is_mask(h, experts) else (experts + 1) % h.shape[-1]
 
 
 def _masked(h, gates, experts):
-    """Expert 0 is left out of the selection."""
     others = torch.cat([torch.full_like(h[..., :1], -torch.inf), h[..., 1:]], -1)
     if _is_mask(h, experts):
         experts = topk_set(others, 1).to(experts.dtype)
@@ -214,7 +193,6 @@ def _masked(h, gates, experts):
 
 @torch.no_grad()
 def _copied(model: nn.Module) -> None:
-    """Expert 1 becomes a copy of expert 0."""
     for layer in layers_of(model):
         parts = list(layer.experts.parameters())
         if parts[0].ndim == 3:
@@ -227,21 +205,17 @@ def _copied(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _silenced(model: nn.Module) -> None:
-    """Expert 1 has weights of 0."""
     for layer in layers_of(model):
         for group in _of_experts(layer):
             group[1].zero_()
 
 
 def _cut(model: nn.Module) -> None:
-    """What a block of router and experts returns is detached."""
     for layer in layers_of(model):
         layer.block.register_forward_hook(lambda _, __, out: out.detach())
 
 
 def _exchanged(model: nn.Module) -> None:
-    """What a block returns for a batch is in the reverse order of its tokens."""
-
     def hook(_, __, out):
         return out.flatten(0, -2).flip(0).view_as(out)
 
@@ -283,7 +257,7 @@ FAULTS = {
     ),
     "not normalized": Fault(
         "kept gates are not divided by their sum, as the configuration says",
-        rewritten(_over_all),
+        rewritten(lambda h, gates, experts: (h, h.softmax(-1).gather(-1, experts), experts)),
         frozenset({"config"}),
         ("Qwen3-MoE",),
     ),
@@ -301,7 +275,7 @@ FAULTS = {
     ),
     "louder": Fault(
         "the balancing loss is handed logits 2 % larger",
-        rewritten(_louder),
+        rewritten(lambda h, gates, experts: (1.02 * h, gates, experts)),
         frozenset({"balance"}),
     ),
     "cut off": Fault(
@@ -317,7 +291,7 @@ FAULTS = {
     ),
     "sharper gates": Fault(
         "the gates are those of logits 5 % larger",
-        rewritten(_sharpened),
+        rewritten(lambda h, gates, experts: (h, _gates((1.05 * h).softmax(-1), gates, experts), experts)),
         frozenset({"gate"}),
     ),
     "gates exchanged": Fault(
@@ -345,14 +319,12 @@ FAULTS = {
 
 @torch.no_grad()
 def _shifted(model: nn.Module) -> None:
-    """All router vectors of a layer move by one vector."""
     for layer in layers_of(model):
         layer.W.add_(torch.linspace(-1, 1, layer.W.shape[1]))
 
 
 @torch.no_grad()
 def _renumbered(model: nn.Module) -> None:
-    """The experts change their numbers, last to first."""
     for layer in layers_of(model):
         layer.W.copy_(layer.W.flip(0))
         for group in _of_experts(layer):
@@ -369,7 +341,6 @@ def _of_experts(layer: Layer) -> list[list[Tensor]]:
 
 
 def _tied(model: nn.Module) -> None:
-    """All layers have the router vectors of the first."""
     first, *others = layers_of(model)
     for layer in others:
         (owner,) = (m for m in layer.router.modules() if any(p is layer.W for p in m.parameters(recurse=False)))
@@ -385,20 +356,15 @@ CONTROLS = {
 }
 
 
+@torch.no_grad()
 def expected(fault: Fault, model: nn.Module, batches: list[dict[str, Tensor]]) -> frozenset[str]:
     """What is to be found in a broken model.
 
     A configuration that does not name a gate cannot be contradicted, and a random router may pass an expert by without
-    any fault: whether it does is counted in the logits that the model itself returns.
+    any fault: whether it does is counted in the largest logits that the model itself returns.
     """
     silent = getattr(model.config, "norm_topk_prob", None) is None
     found = fault.found - {"config"} if silent else fault.found
-    return found | {"dead"} if starves(model, batches) else found
-
-
-@torch.no_grad()
-def starves(model: nn.Module, batches: list[dict[str, Tensor]]) -> bool:
-    """Whether an expert of some layer is never among those of the largest logits that the model returns."""
     outputs = [model(**batch, output_router_logits=True) for batch in batches]
     names = [name for name in outputs[0] if name.endswith("router_logits")]
     k = 1 if "encoder_router_logits" in names else model.config.num_experts_per_tok  # pyright: ignore
@@ -406,5 +372,5 @@ def starves(model: nn.Module, batches: list[dict[str, Tensor]]) -> bool:
         for layer in zip(*(output[name] for output in outputs), strict=True):
             chosen = torch.cat([topk_set(h.flatten(0, -2), k) for h in layer])
             if not chosen.any(0).all():
-                return True
-    return False
+                found = found | {"dead"}
+    return found

@@ -148,7 +148,6 @@ class Layer:
             yield traces
 
     def __call__(self, u: Float[Tensor, "n d"]) -> Trace:
-        """The layer at n tokens."""
         with self.watched() as traces:
             self.block(u[None])
         return traces[0]

@@ -26,18 +26,6 @@ class Curvature(NamedTuple):
     residual: float
 
 
-def hessian_product(
-    loss: Callable[[Tensor], Tensor], w: Float[Tensor, "p"]
-) -> Callable[[Float[Tensor, "p"]], Float[Tensor, "p"]]:
-    """`v -> H v`, H the Hessian of the loss at w, exact.
-
-    H is symmetric, so that the gradient's derivative along v is also what v is pulled back to; this way the loss is
-    gone through once, for all v.
-    """
-    pull_back = vjp(grad(loss), w)[1]
-    return lambda v: pull_back(v)[0]
-
-
 def largest_curvature(
     loss: Callable[[Tensor], Tensor], w: Float[Tensor, "p"], *, seed: int = 0, tolerance: float = 1e-6
 ) -> Curvature:
@@ -56,10 +44,10 @@ def largest_curvature(
     if w.ndim != 1 or len(w) < 2:
         raise ValueError(f"w: expected a vector of at least two parameters, got the shape {tuple(w.shape)}")
 
-    H_times = hessian_product(loss, w)
+    pull_back = vjp(grad(loss), w)[1]  # H is symmetric: what v is pulled back to is H v
 
     def product(v: np.ndarray) -> np.ndarray:
-        return H_times(torch.as_tensor(v, dtype=w.dtype).reshape(-1)).detach().numpy()
+        return pull_back(torch.as_tensor(v, dtype=w.dtype).reshape(-1))[0].detach().numpy()
 
     start = stream(seed, "start").normal(size=len(w))
     if not product(start).any():  # then the Hessian is zero, and ARPACK has nothing to start from

@@ -40,8 +40,8 @@ def lead(rows: pd.DataFrame, loss: str, model: str, other: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(found, orient="index")
 
 
-def seeds_needed(differences, *, level: float = 0.95) -> int:
-    """The least number n >= 2 of pairs with which a t-interval of this mean and standard deviation excludes 0.
+def seeds_needed(differences) -> int:
+    """The least number n >= 2 of pairs with which a 95 % t-interval of this mean and standard deviation excludes 0.
 
     Raises:
         ValueError: for fewer than two differences, one that is not finite, or a mean of 0.
@@ -52,7 +52,7 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
     of_one = values.std(ddof=1) / abs(values.mean())
 
     def excludes(n: int) -> bool:
-        return t.ppf((1 + level) / 2, n - 1) * of_one < np.sqrt(n)
+        return t.ppf(0.975, n - 1) * of_one < np.sqrt(n)
 
     most = 2
     while not excludes(most):
@@ -61,12 +61,7 @@ def seeds_needed(differences, *, level: float = 0.95) -> int:
 
 
 def paired_differences(wide: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> dict[str, pd.Series]:
-    """Differences of two columns, seed by seed, by the name of the pair.
-
-    Args:
-        wide: a line for each seed, a column for each network.
-        pairs: by name the column, and the one that is subtracted.
-    """
+    """Differences of two columns, seed by seed, by the name of the pair: the first less the second."""
     return {name: wide[one] - wide[two] for name, (one, two) in pairs.items()}
 
 

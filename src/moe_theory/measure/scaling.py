@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import bootstrap, t
+from scipy.stats import bootstrap
 
 from moe_theory import _validate as check
+from moe_theory.measure.tables import mean_interval
 from moe_theory.streams import stream
 
 RESAMPLES = 2000
@@ -56,8 +57,7 @@ def paired_exponent(sizes, values: Float[np.ndarray, "S R"]) -> Exponent:
         raise ValueError(f"values: expected shape (S, R) with R >= 2, got {values.shape}")
     sizes = np.broadcast_to(np.asarray(sizes, float).reshape(len(values), -1), values.shape)
     slopes = np.array([log_slope(*pair) for pair in zip(sizes.T, values.T, strict=True)])
-    half = t.ppf(0.975, len(slopes) - 1) * slopes.std(ddof=1) / len(slopes) ** 0.5
-    return Exponent(float(slopes.mean()), float(slopes.mean() - half), float(slopes.mean() + half))
+    return Exponent(*mean_interval(slopes))
 
 
 def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, power: float = 2) -> Exponent:

@@ -13,10 +13,6 @@ def average_sparsity(pi: Float[Tensor, "n M"], cluster: Int[Tensor, " n"]) -> fl
 
     The paper's display has the entropy H itself; its numbers are those of exp H.
 
-    Args:
-        pi: gates, rows that sum to 1.
-        cluster: of each row.
-
     Raises:
         ValueError: for gates that are no probabilities, or another number of clusters than rows.
     """
@@ -31,20 +27,12 @@ def average_sparsity(pi: Float[Tensor, "n M"], cluster: Int[Tensor, " n"]) -> fl
 
 
 def shuffled(W: Float[Tensor, "M d"], seed: int) -> Float[Tensor, "M d"]:
-    """A router's weights with their columns in random order: the baseline of 2.1.
-
-    Args:
-        W: a row for each expert.
-        seed: draws the order.
-    """
+    """A router's weights with their columns in random order: the baseline of 2.1."""
     return W[:, torch.from_numpy(stream(seed, "shuffle").permutation(W.shape[1])).to(W.device)]
 
 
 def norm_ratio(W: Float[Tensor, "M d"]) -> float:
     """`E |W_i|^2 / (E |W_i|)^2` over the rows: 1 if all norms are equal, M if one alone is not zero (C.1).
-
-    Args:
-        W: a row for each expert.
 
     Raises:
         ValueError: if all rows are zero.

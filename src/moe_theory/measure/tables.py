@@ -9,9 +9,6 @@ from jaxtyping import Int
 from scipy import stats
 from torch import Tensor
 
-from moe_theory import _validate as check
-from moe_theory.measure.dispatch import dispatch_entropy
-
 
 def curves(histories: Iterable[list[float]]) -> np.ndarray:
     """Stored histories as an array with one line for each.
@@ -47,14 +44,10 @@ def labels(n_km) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
     return k, m
 
 
-def experts_in_use(n_km, share: float = 0.01) -> int:
-    """How many experts get at least `share` of the examples of a dispatch table (K, M).
-
-    Raises:
-        ValueError: if `share` is not > 0.
-    """
+def experts_in_use(n_km) -> int:
+    """How many experts get at least 1 % of the examples of a dispatch table (K, M)."""
     n_m = np.asarray(n_km).sum(0)
-    return int((n_m >= check.positive("share", share) * n_m.sum()).sum())
+    return int((n_m >= 0.01 * n_m.sum()).sum())
 
 
 def effective_experts(n_km) -> float:
@@ -78,7 +71,7 @@ def mean_interval(values, level: float = 0.95) -> tuple[float, float, float]:
         ValueError: for fewer than two values, or a level that is not strictly between 0 and 1.
     """
     values = np.asarray(values, float)
-    if len(values) < 2 or not 0 < level < 1:
+    if len(values) < 2 or not 0 < check.not_negative("level", level) < 1:
         raise ValueError(f"values, level: expected two values or more and 0 < level < 1, got {len(values)}, {level!r}")
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
     return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
@@ -101,12 +94,7 @@ def bootstrap_interval(values) -> tuple[float, float, float]:
     return float(values.mean()), float(low), float(high)
 
 
-def interval_sign(values, level: float = 0.95) -> int:
-    """1 if the t-interval around the mean of independent values lies above 0, -1 if below, 0 if it holds 0."""
-    _, low, high = mean_interval(values, level)
+def interval_sign(values) -> int:
+    """1 if the 95 % t-interval around the mean of independent values lies above 0, -1 if below, 0 if it holds 0."""
+    _, low, high = mean_interval(values)
     return int(low > 0) - int(high < 0)
-
-
-def entropies(tables) -> np.ndarray:
-    """Eq. 6.1 for each of some dispatch tables n_km, by the route over single examples."""
-    return np.array([dispatch_entropy(*labels(counts(table))) for table in tables])

@@ -41,7 +41,6 @@ class Form:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the layers of an expert."""
         return [self.d, *([self.hidden] if self.hidden else []), self.outputs]
 
 
@@ -146,11 +145,9 @@ class ChosenMoE(nn.Module):
             b.copy_(-samples.square().sum(-1)[:, None] / (2 * self.form.d))
 
     def routed(self, x: Float[Tensor, "R n s d"]) -> Float[Tensor, "R N d"]:
-        """What is routed: the sum of the parts, or each of them."""
         return x.sum(2) if self.form.whole else x.flatten(1, 2)
 
     def scores(self, u: Float[Tensor, "R N d"]) -> Float[Tensor, "R N M"]:
-        """The logits h of what is routed."""
         if self.choice.scores == "none":
             return u.new_zeros(*u.shape[:2], self.M)
         if self.choice.scores == "heads":
@@ -176,7 +173,6 @@ class ChosenMoE(nn.Module):
     def gates(
         self, u: Float[Tensor, "R N d"], rng: torch.Generator
     ) -> tuple[Float[Tensor, "R N M"], Float[Tensor, "R N M"]]:
-        """The gates of what is routed, and its logits."""
         h = self.scores(u)
         return self.choice.rule.gates(h, self.choice.k, self.noise(u, rng)), h
 
@@ -192,11 +188,7 @@ class ChosenMoE(nn.Module):
 
 
 class PlainNet(nn.Module):
-    """R networks with one hidden layer, `F(x) = sum_p f(x_p)`, the baseline without a router.
-
-    Args:
-        form: of the task; hidden: ReLU units; seeds: one network each.
-    """
+    """R networks with a layer of `hidden` ReLU units, `F(x) = sum_p f(x_p)`: the baseline without a router."""
 
     def __init__(self, form: Form, hidden: int, seeds: Sequence[int]):
         super().__init__()
@@ -221,11 +213,7 @@ def layer_flops(sizes: Sequence[int]) -> int:
 
 
 def flops(form: Form, choice: Choice, experts: int, parts: int) -> int:
-    """What a sparse layer computes for one input: scores of what is routed, and k experts on each of its parts.
-
-    Args:
-        form, choice, experts: as for `ChosenMoE`; parts: s.
-    """
+    """What a sparse layer computes for an input of s parts: scores of what is routed, and k experts on each part."""
     scores = {"heads": experts * layer_flops([form.d, HEAD_WIDTH, 1]), "none": 0}
     routed = 1 if form.whole else parts
     scoring = scores.get(choice.scores, layer_flops([form.d, experts]))

@@ -29,7 +29,6 @@ class PixelRouter(LinearRouter):
         self.patch = patch
 
     def forward(self, x: Float[Tensor, "n C H W"]) -> Float[Tensor, "n M"]:
-        """The noiseless logits of n images."""
         return super().forward(F.unfold(x, self.patch, stride=self.patch).mT)
 
 
@@ -37,7 +36,6 @@ class CubicLayer(Linear):
     """`(W x + b)^3`, entry by entry: the expert of A.4 of Chen et al. (2022), on examples of one patch."""
 
     def forward(self, x: Float[Tensor, "n 1 d"]) -> Float[Tensor, "n o"]:
-        """The answers to n examples."""
         return super().forward(x.squeeze(1)) ** 3
 
 

@@ -70,5 +70,4 @@ class PatchCNN(nn.Module):
         self.register_buffer("a", torch.ones(filters).index_fill_(0, torch.arange(filters // 2, filters), -1.0))
 
     def forward(self, x: Float[Tensor, "n P d"]) -> Float[Tensor, " n"]:
-        """F(x) = sum_p f(x_p) for n examples of P patches."""
         return self.sigma.value(x @ self.w.T + self.b).sum(1) @ self.a

@@ -14,24 +14,15 @@ class TopTwoMoE(SoftMoE):
     """The gates are the softmax of the two largest logits, in training too; arguments are those of `SoftMoE`."""
 
     def probabilities(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n M"]:
-        """The gates, two of each row above zero."""
         logits = self.router(x)[:, 0]
         top = logits.topk(2, -1)
         return torch.zeros_like(logits).scatter(-1, top.indices, top.values.softmax(-1))
 
 
 class HeadedMoE(SoftMoE):
-    """The gates are the mean of several softmaxes over the same linear experts, each with weights of its own.
+    """The gates are the mean of several softmaxes, the heads, over the same linear experts, each with its own weights.
 
-    Args:
-        d, outputs: dimensions of an input and of an answer.
-        experts: number M of linear experts.
-        heads: number of softmaxes.
-        seeds: one mixture each.
-
-    Attributes:
-        heads: number of softmaxes.
-        router: its layer has `heads * M` rows, head after head.
+    The other arguments are those of `SoftMoE`; the router's layer has `heads * M` rows, head after head.
     """
 
     def __init__(self, d: int, outputs: int, experts: int, *, heads: int = 2, seeds: Sequence[int] = (0,)):
@@ -40,14 +31,9 @@ class HeadedMoE(SoftMoE):
         self.router = Nets([d, heads * experts], 1, seeds, purpose="router weights")
         self.router.b[0].requires_grad_(False)
 
-    def by_head(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n h M"]:
-        """The softmax of each head."""
-        return self.router(x)[:, 0].unflatten(-1, (self.heads, -1)).softmax(-1)
-
     def probabilities(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n M"]:
         """The mean of the heads."""
-        return self.by_head(x).mean(2)
+        return self.router(x)[:, 0].unflatten(-1, (self.heads, -1)).softmax(-1).mean(2)
 
     def chosen(self, x: Float[Tensor, "R n d"]) -> Tensor:
-        """The expert (R, n) with the largest gate."""
         return self.probabilities(x).argmax(-1)

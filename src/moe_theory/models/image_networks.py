@@ -35,11 +35,9 @@ class ImageNetwork(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def embedding(self, x: Float[Tensor, "n C side side"]) -> Float[Tensor, "n d"]:
-        """What the head reads."""
         return self.layers(x)
 
     def forward(self, x: Float[Tensor, "n C side side"]) -> Float[Tensor, "n o"]:
-        """The answers to n images."""
         return self.head(self.layers(x))
 
 
@@ -57,7 +55,6 @@ class Residual(nn.Module):
         self.f, self.g, self.relu = nn.Sequential(*f), nn.Sequential(*(g or [])), relu
 
     def forward(self, x: Float[Tensor, "n C H H"]) -> Float[Tensor, "n D G G"]:
-        """The sum."""
         z = self.g(x) + self.f(x)
         return F.relu(z) if self.relu else z
 

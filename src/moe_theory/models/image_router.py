@@ -44,6 +44,5 @@ class ImageRoutedMoE(nn.Module):
         return self.router.head(z), said[0, :, :, 0].mT
 
     def forward(self, image: Float[Tensor, "n 1 side side"], v: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-        """The mean of the answers under the gates, as in training."""
         h, said = self.parts(image, v)
         return (h.softmax(1) * said).sum(1)

@@ -68,7 +68,6 @@ class Dense(nn.Module):
         self.hidden, self.out = Linear(d, width, rng), Linear(width, d, rng)
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """The layer's output."""
         return self.out(torch.relu(self.hidden(x)))
 
 
@@ -98,7 +97,6 @@ class Mixture(nn.Module):
         return top.values.softmax(-1), top.indices
 
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """The layer's output."""
         pi, m = self.choice(x)
         order = m.flatten().argsort(stable=True)
         token, sizes = order // self.k, m.flatten().bincount(minlength=len(self.out.b)).tolist()
@@ -120,7 +118,6 @@ class Attention(nn.Module):
         self.register_buffer("later", distance < 0)
 
     def forward(self, x: Float[Tensor, "n L d"]) -> Float[Tensor, "n L d"]:
-        """What each token gathers from itself and those before it."""
         L = x.shape[1]
         q, k, v = self.read(x).unflatten(-1, (3, HEADS, HEAD)).permute(2, 0, 3, 1, 4)
         mask = self.bias[:, self.distance[:L, :L]].masked_fill(self.later[:L, :L], -math.inf)
@@ -170,7 +167,6 @@ class LanguageModel(nn.Module):
                 self.feed.append(Dense(d, width, inside))
 
     def forward(self, tokens: Int[Tensor, "n L"]) -> Float[Tensor, "n L symbols"]:
-        """The logits after each character."""
         x = self.words(tokens)
         for attention, feed in zip(self.attention, self.feed, strict=True):
             x = x + attention(_normalized(x))

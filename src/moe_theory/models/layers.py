@@ -24,7 +24,6 @@ class Linear(nn.Module):
         self.b = nn.Parameter(torch.zeros(out))
 
     def forward(self, a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch out"]:
-        """The layer's output."""
         return F.linear(a, self.W, self.b)
 
 
@@ -39,7 +38,6 @@ class Stack(nn.Module):
         self.W, self.b = drawn(experts, out, d, rng=rng), nn.Parameter(torch.zeros(experts, out))
 
     def forward(self, a: Float[Tensor, "*batch M d"]) -> Float[Tensor, "*batch M out"]:
-        """The outputs of the M layers."""
         return torch.einsum("...md,mod->...mo", a, self.W) + self.b
 
 
@@ -47,7 +45,6 @@ class Fan(Stack):
     """M layers side by side that read the same input, `W_m a + b_m`."""
 
     def forward(self, a: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M out"]:
-        """The outputs of the M layers."""
         return F.linear(a, self.W.flatten(0, 1), self.b.flatten()).unflatten(-1, self.b.shape)
 
 
@@ -59,5 +56,4 @@ class Words(nn.Module):
         self.W = nn.Parameter(torch.randn(check.integer("words", words, 1), check.integer("d", d, 1), generator=rng))
 
     def forward(self, tokens: Tensor) -> Float[Tensor, "*batch d"]:
-        """The vectors of integer tokens."""
         return self.W[tokens]

@@ -58,13 +58,11 @@ class PlacesNetwork(nn.Module):
             self.feed = Dense(d, width, inside)
 
     def tokens(self, x: Float[Tensor, "n 1 side side"]) -> Float[Tensor, "n L d"]:
-        """The d channels of L places."""
         for W in self.filters:
             x = F.max_pool2d(torch.relu(F.conv2d(x, W.view(len(W), -1, 3, 3), padding=1)), 2)
         return x.flatten(2).mT + self.place
 
     def forward(self, x: Float[Tensor, "n 1 side side"]) -> Float[Tensor, "n o"]:
-        """The answers to n images."""
         z = self.tokens(x)
         z = z + self.feed(_normalized(z).flatten(0, 1)).view_as(z)
         return self.answer(_normalized(z).flatten(1))

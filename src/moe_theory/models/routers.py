@@ -83,7 +83,6 @@ class Router(ABC):
     def scores(
         self, beta0: Float[Tensor, " k"], beta1: Float[Tensor, "k d"], x: Float[Tensor, "*batch d"]
     ) -> Float[Tensor, "*batch k"]:
-        """The logits of inputs."""
         return self.feature(x) @ self.embedding(beta1).mT + beta0
 
 
@@ -121,16 +120,14 @@ def _norm(name: str, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cosine(Router):
-    """`s = beta1 / |beta1|`, `u = x / |x|` (Nguyen et al. 2025, Eq. 2)."""
+    """`s = beta1 / |beta1|`, `u = x / |x|` (Nguyen et al. 2025, Eq. 2); ValueError for a zero vector."""
 
     sphere = True
 
     def embedding(self, beta1: Vectors) -> Vectors:
-        """beta1 / |beta1|; ValueError for a zero vector."""
         return beta1 / _norm("beta1", beta1)
 
     def feature(self, x: Vectors) -> Vectors:
-        """x / |x|; ValueError for a zero vector."""
         return x / _norm("x", x)
 
     def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:
@@ -166,11 +163,9 @@ class Perturbed(Router):
         check.positive("tau", self.tau)
 
     def embedding(self, beta1: Vectors) -> Vectors:
-        """beta1 / (|beta1| + tau), of norm below 1."""
         return beta1 / (beta1.norm(dim=-1, keepdim=True) + self.tau)
 
     def feature(self, x: Vectors) -> Vectors:
-        """x / (|x| + tau), as the embedding."""
         return self.embedding(x)
 
     def pull_back(self, beta1: Repeated, g: Repeated) -> Vectors:

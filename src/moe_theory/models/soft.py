@@ -54,22 +54,13 @@ class Nets(nn.Module):
 
 
 class DenseNets(nn.Module):
-    """R dense networks side by side.
-
-    Args:
-        sizes: of the input, the hidden layers and the output.
-        seeds: one network each.
-
-    Attributes:
-        nets: their layers.
-    """
+    """R dense networks side by side, one for each seed; the sizes are those of the input, hidden layers and output."""
 
     def __init__(self, sizes: Sequence[int], seeds: Sequence[int]):
         super().__init__()
         self.nets = Nets(sizes, 1, seeds)
 
     def forward(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n o"]:
-        """Outputs; network r reads `x[r]`."""
         return self.nets(x)[:, 0]
 
     routed = forward
@@ -126,20 +117,17 @@ class SoftMoE(nn.Module):
         return self.router(x)[:, 0].softmax(-1)
 
     def answers(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R M n o"]:
-        """What all experts say."""
         if isinstance(self.experts, Nets):
             return self.experts(x)
         return self.experts.U[:, :, None].expand(-1, -1, x.shape[1], -1)
 
     def forward(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n o"]:
-        """The mean of the answers under the gates, as in training."""
         pi = self.probabilities(x)
         if isinstance(self.experts, Nets):
             return torch.einsum("rnm,rmno->rno", pi, self.answers(x))
         return pi @ self.experts.U
 
     def chosen(self, x: Float[Tensor, "R n d"]) -> Tensor:
-        """The expert (R, n) with the largest logit."""
         return self.router(x)[:, 0].argmax(-1)
 
     def routed(self, x: Float[Tensor, "R n d"]) -> Float[Tensor, "R n o"]:

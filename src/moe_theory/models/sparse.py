@@ -32,7 +32,6 @@ class Experts(nn.Module):
         self.sigma = ACTIVATIONS[check.choice("activation", activation, ACTIVATIONS)].value
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch M out"]:
-        """What every expert answers."""
         return self.out(self.sigma(self.hidden(x)))
 
 
@@ -98,7 +97,6 @@ class SparseMLP(SparseNetwork):
         self.block = SparseBlock(d, experts, classes, rule=rule, k=k, heads=heads, activation="relu", seed=seed)
 
     def forward(self, x: Float[Tensor, "n d"], noise: Float[Tensor, "n M"]):
-        """Logits and gates (n, M)."""
         return self.block(x, noise)
 
 
@@ -136,7 +134,6 @@ class SparseCNN(SparseNetwork):
         )
 
     def forward(self, x: Float[Tensor, "n 1 side side"], noise: Float[Tensor, "n M"]):
-        """Logits and gates (n, M)."""
         n, _, side, _ = x.shape
         if self.training:
             z = torch.relu(convolved(self.first, x, 5))
@@ -181,11 +178,9 @@ class SparseTransformer(SparseNetwork):
         self.register_buffer("places", torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d])
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
-        """(n, length, M)."""
         return n, len(self.places), super().noise_shape(n)[1]
 
     def forward(self, tokens: Int[Tensor, "n length"], noise: Float[Tensor, "n length M"]):
-        """Logits and gates (n, length, M)."""
         z = self.words(tokens) + self.places
         attention = torch.softmax(self.query(z) @ self.key(z).mT / math.sqrt(z.shape[-1]), -1)
         z = F.layer_norm(z + self.mix(attention @ self.value(z)), z.shape[-1:])

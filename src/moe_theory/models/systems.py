@@ -36,19 +36,9 @@ def sigmoid_divided(h: Float[Tensor, "n M"], k: int, noise: Float[Tensor, "n M"]
     return kept / kept.sum(-1, keepdim=True)
 
 
-def largest(h: Float[Tensor, "n M"], k: int, noise: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
-    """Softmax over the k largest logits."""
-    return topk_softmax(h, k)
-
-
 def noisy(h: Float[Tensor, "n M"], k: int, noise: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
     """Softmax over the k largest noisy logits."""
     return topk_softmax(h + noise, k)
-
-
-def over_all(h: Float[Tensor, "n M"], k: int, noise: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
-    """Softmax over all, keep k."""
-    return softmax_topk(h, k)
 
 
 def dense(h: Float[Tensor, "n M"], k: int, noise: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
@@ -76,13 +66,13 @@ SYSTEMS = (
     System("Shazeer et al. 2017", "keep K noisy logits, softmax", noisy, tuple(range(2, 10))),
     System("GShard 2021", "softmax, keep 2, divide by their sum", divided, (2,)),
     System("BASE 2021", "keep 1, sigmoid of its logit", sigmoid_kept, (1,)),
-    System("Switch 2022", "softmax, keep 1", over_all, (1,)),
-    System("Mixtral 2024", "keep 2 logits, softmax", largest, (2,)),
-    System("OLMoE 2024", "softmax, keep 8", over_all, (8,)),
+    System("Switch 2022", "softmax, keep 1", softmax_topk, (1,)),
+    System("Mixtral 2024", "keep 2 logits, softmax", topk_softmax, (2,)),
+    System("OLMoE 2024", "softmax, keep 8", softmax_topk, (8,)),
     System("DeepSeek-V3 2024", "sigmoid, keep 8, divide by their sum", sigmoid_divided, (8,)),
     System("Chen et al. 2022", "softmax; the noisy logits select", sampled_topk, (1,)),
     System("Dikkala et al. 2023", "softmax, all kept while training", dense, ()),
-    System("Smoothness 2025, 3.1", "keep K logits, softmax", largest, tuple(range(1, 6))),
+    System("Smoothness 2025, 3.1", "keep K logits, softmax", topk_softmax, tuple(range(1, 6))),
     System("Smoothness 2025, 4.2", "draw K, softmax over those", drawn, tuple(range(1, 6))),
     System("Smoothness 2025, App. C", "softmax, draw K", sampled_topk, tuple(range(1, 6))),
     System("Cosine router 2025", "softmax of cosines, all kept", dense, ()),

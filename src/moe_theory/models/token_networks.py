@@ -13,7 +13,6 @@ class TokenMoE(SoftMoE):
     """Soft mixtures, `F(x) = sum_i sum_m pi_m(x_i) f_m(x_i)`; arguments are those of `SoftMoE`."""
 
     def forward(self, x: Float[Tensor, "R n s d"]) -> Float[Tensor, "R n o"]:
-        """The sum of the tokens' answers; mixture r reads `x[r]`."""
         return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3]).sum(2)
 
 
@@ -21,5 +20,4 @@ class TokenNets(DenseNets):
     """Dense networks, `F(x) = sum_i f(x_i)`; arguments are those of `DenseNets`."""
 
     def forward(self, x: Float[Tensor, "R n s d"]) -> Float[Tensor, "R n o"]:
-        """The sum of the tokens' answers; network r reads `x[r]`."""
         return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3]).sum(2)

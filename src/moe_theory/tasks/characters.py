@@ -1,14 +1,13 @@
-"""English text as a stream of characters, for language models: manual pages, Wikipedia, Python's documentation."""
+"""English text as a stream of characters, for language models: manual pages, or Python's documentation."""
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import warnings
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.streams import stream
+from moe_theory.tasks.text import page_files
 
 #: The characters, by their numbers. Capitals become small letters, all other characters blanks, of which one is kept.
 ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,;:()_=/*'\"<>-"
@@ -24,18 +24,7 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,;:()_=/*'\"<>-"
 #: Shares of the characters in the three parts.
 PARTS = {"train": 0.9, "validation": 0.05, "test": 0.05}
 
-#: The archives of Wikipedia's first 10^8 bytes (enwik8) and letters (text8), and their SHA-256: for enwik8 the one by
-#: which the data set LTCB/enwik8 checks its download, for text8 that of copies with the MD5 on its author's page.
-ARCHIVES = {
-    "enwik8": "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-    "text8": "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-}
-SERVER = "http://mattmahoney.net/dc/"
-
-#: The environment variable that names a folder with archives that are at hand, and seconds to wait for the server.
-FOLDER, TIMEOUT = "MOE_THEORY_DATA", 10
-
-SOURCES = ("manual pages", "python topics", *ARCHIVES)
+SOURCES = ("manual pages", "python topics")
 
 
 @dataclass(frozen=True)
@@ -59,25 +48,20 @@ class Characters:
 
 
 def load_characters(source: str = "manual pages", *, seed: int = 0) -> Characters:
-    """A text of one of four sources, in three parts.
+    """A text in three parts, each of whole pages.
 
     "manual pages" are those of Debian's packages manpages and manpages-dev as mandoc prints them, and "python topics"
-    the documentation inside Python (`pydoc_data`), which stands in, with a warning, where there are none. Of both,
-    whole pages make up the parts. "enwik8" and "text8" are split in their order; their archives are looked for in the
-    folder that the variable MOE_THEORY_DATA names, then on their author's server. The marks and capitals of enwik8 are
-    folded as all others, so that bits per character are not those of its benchmark; text8 is as published.
+    the documentation inside Python (`pydoc_data`), which stands in, with a warning, where there are none.
 
     Args:
         source: one of `SOURCES`.
         seed: draws which pages are in which part.
 
     Raises:
-        ValueError: an archive cannot be had, or is not the one with the checksum known of it.
+        ValueError: for another source, or a seed below 0.
     """
     check.choice("source", source, SOURCES)
     check.integer("seed", seed, 0)
-    if source in ARCHIVES:
-        return Characters(source, *_cut(_numbers(folded(_archive(source).decode("utf-8")))))
     pages = manual_pages() if source == "manual pages" else []
     if source == "manual pages" and not pages:
         source = "python topics"
@@ -86,7 +70,7 @@ def load_characters(source: str = "manual pages", *, seed: int = 0) -> Character
             "mandoc (in a slim container, remove the path-exclude lines in /etc/dpkg/dpkg.cfg.d before installing)",
             stacklevel=2,
         )
-    pages = pages or python_topics()
+    pages = pages or [topics[name] for name in sorted(topics)]
     order = stream(seed, "texts").permutation(len(pages))
     return Characters(source, *_by_pages([_numbers(folded(pages[i])) for i in order]))
 
@@ -103,23 +87,8 @@ def unfolded(numbers: UInt8[Tensor, " n"]) -> str:
 
 def manual_pages() -> list[str]:
     """The manual pages as mandoc prints them, without first and last line, each once; none if they are not there."""
-    if not (shutil.which("mandoc") and shutil.which("dpkg")):
-        return []
-    listing = subprocess.run(["dpkg", "-L", "manpages", "manpages-dev"], capture_output=True, text=True, check=False)
-    files = sorted(f for f in map(Path, listing.stdout.splitlines()) if _is_page(f))
+    files = page_files("manpages", "manpages-dev") if shutil.which("mandoc") else []
     return list(dict.fromkeys(filter(None, map(_printed, files))))
-
-
-def python_topics() -> list[str]:
-    """The topics of Python's own documentation."""
-    from pydoc_data.topics import topics
-
-    return [topics[name] for name in sorted(topics)]
-
-
-def _is_page(file: Path) -> bool:
-    """Pages in other languages lie elsewhere; a link is a second name of a page."""
-    return bool(re.fullmatch(r"/usr/share/man/man\d", str(file.parent))) and file.is_file() and not file.is_symlink()
 
 
 def _printed(file: Path) -> str:
@@ -135,40 +104,9 @@ def _numbers(text: str) -> UInt8[Tensor, " n"]:
     return torch.from_numpy(number[np.frombuffer(text.encode("ascii"), np.uint8)])
 
 
-def _cut(text: UInt8[Tensor, " n"]) -> tuple[Tensor, ...]:
-    """The parts of one text in its order."""
-    ends = [round(share * len(text)) for share in np.cumsum(list(PARTS.values()))]
-    return torch.tensor_split(text, ends[:-1])
-
-
 def _by_pages(pages: list[Tensor]) -> tuple[Tensor, ...]:
     """The parts, page after page: a page goes where its last character falls."""
     ends = np.cumsum([len(page) for page in pages])
     cuts = np.searchsorted(ends, np.cumsum(list(PARTS.values()))[:-1] * ends[-1])
     groups = [pages[a:b] for a, b in zip([0, *cuts], [*cuts, len(pages)], strict=True)]
     return tuple(torch.cat(group) for group in groups)
-
-
-def _archive(name: str) -> bytes:
-    """What is in an archive; ValueError if it cannot be had, or is another one."""
-    file, sha256 = f"{name}.zip", ARCHIVES[name]
-    at_hand = Path(os.environ.get(FOLDER, ".")) / file
-    path = at_hand if FOLDER in os.environ and at_hand.is_file() else _download(file, sha256)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != sha256:
-        raise ValueError(f"{path}: expected the archive of SHA-256 {sha256}, got {found}; download it again")
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(name)
-
-
-def _download(file: str, sha256: str) -> Path:
-    """The archive in pooch's cache, fetched from its author's server if it is not there."""
-    try:
-        pooch = check.library("pooch", "the download")
-        folder, get = pooch.os_cache("moe_theory"), pooch.HTTPDownloader(timeout=TIMEOUT)
-        return Path(pooch.retrieve(SERVER + file, f"sha256:{sha256}", fname=file, path=folder, downloader=get))
-    except (ImportError, OSError, ValueError) as error:
-        raise ValueError(
-            f"source: {file} is not in the folder that {FOLDER} names, and was not downloaded "
-            f"({type(error).__name__}: {error}); 'manual pages' and 'python topics' need no network"
-        ) from error

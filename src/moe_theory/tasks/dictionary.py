@@ -52,18 +52,14 @@ class DictionaryTask:
         self.mean, self.w = (draw / draw.norm(dim=1, keepdim=True) for draw in draws)
         self.subsets = torch.tensor(list(combinations(range(c), r)))
         self.variance = r * self.sigma**2 / d  # of a coordinate of the noise of x
-        self.scale = float(self._label_variance() ** 0.5)
-
-    def _label_variance(self) -> Tensor:
         center, w = self.mean[self.subsets].sum(1), self.w[self.subsets].sum(1)
-        if self.label == "input":
+        if label == "input":
             m, v = (w * center).sum(1), self.variance * w.square().sum(1)
         else:
             m, v = (self.w * self.mean).sum(1)[self.subsets].sum(1), torch.zeros(())
-        return m.var(correction=0) + v.mean()
+        self.scale = float((m.var(correction=0) + v.mean()) ** 0.5)
 
     def sample(self, n: int, seed: int, *, dtype: torch.dtype = torch.float32) -> Sums:
-        """n inputs."""
         rng = torch_stream(seed, "examples")
         drawn = torch.randint(len(self.subsets), (check.integer("n", n, 1),), generator=rng)
         atoms = self.subsets[drawn]

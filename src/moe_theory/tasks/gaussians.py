@@ -110,8 +110,9 @@ class GaussianMixture:
             target = (target - target.mean(0)) / target.std(0)
         else:
             target = rng.standard_normal((k, outputs, d))
-            target = _widened(target / np.linalg.norm(target, axis=-1, keepdims=True), spurious)
-        self.mean = torch.from_numpy(_widened(mean, spurious)).to(dtype)
+            target /= np.linalg.norm(target, axis=-1, keepdims=True)
+            target = np.pad(target, [(0, 0), (0, 0), (0, spurious)])
+        self.mean = torch.from_numpy(np.pad(mean, [(0, 0), (0, spurious)])).to(dtype)
         self.target = torch.from_numpy(target).to(dtype)
 
     @property
@@ -120,12 +121,7 @@ class GaussianMixture:
         return float(torch.pdist(self.mean.double()).min()) / math.sqrt(self.mean.shape[1])
 
     def sample(self, n: int, seed: int) -> Examples:
-        """n independent examples.
-
-        Args:
-            n: how many.
-            seed: draws them; the mixture's own seed does not enter.
-        """
+        """n independent examples."""
         rng, (k, D) = stream(seed, "examples"), self.mean.shape
         cluster = torch.from_numpy(rng.integers(k, size=check.integer("n", n, 1)))
         noise = torch.from_numpy(rng.standard_normal((n, D))).to(self.mean)
@@ -133,8 +129,3 @@ class GaussianMixture:
         if self.label == "linear":
             y = torch.einsum("nod,nd->no", y, noise)
         return Examples(self.mean[cluster] + noise, y, cluster)
-
-
-def _widened(v: np.ndarray, more: int) -> np.ndarray:
-    """v with so many zeros after its last dimension."""
-    return np.concatenate([v, np.zeros((*v.shape[:-1], more))], -1)

@@ -1,4 +1,4 @@
-"""Small images in ten classes: Fashion-MNIST, CIFAR-10, or scikit-learn's digits where neither can be had.
+"""Small images in ten classes: Fashion-MNIST, or scikit-learn's digits where it cannot be had.
 
 A data set is looked for in the folder that the environment variable MOE_THEORY_DATA names, then in Debian's package,
 then at its authors' server; the digits come with scikit-learn. What is found is used whole or not at all.
@@ -6,9 +6,7 @@ then at its authors' server; the digits come with scikit-learn. What is found is
 
 import gzip
 import hashlib
-import io
 import os
-import tarfile
 import warnings
 import zlib
 from dataclasses import dataclass
@@ -49,16 +47,9 @@ FILES = {
     ),
 }
 
-#: CIFAR-10 in its binary form, which needs no unpickling: where its authors published it, and the archive's SHA-256,
-#: as other loaders of that file check it. The authors' page gives its MD5 (c32a1d4ab5d03f1284b67883e8d87530).
-CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-CIFAR_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-CIFAR_PARTS = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
-
 #: The classes in the order of their numbers.
 CLASSES = {
     "fashion-mnist": ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"],
-    "cifar-10": ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
     "digits": [str(digit) for digit in range(10)],
 }
 
@@ -74,26 +65,26 @@ class Images:
     """Images and their classes, 0..9.
 
     Attributes:
-        name: "fashion-mnist", "cifar-10" or "digits".
-        train_x, test_x: (n, C, H, W) grey (C = 1) or colour (C = 3) values in [0, 1].
+        name: "fashion-mnist" or "digits".
+        train_x, test_x: (n, 1, H, W) grey values in [0, 1].
         train_y, test_y: (n,) classes.
     """
 
     name: str
-    train_x: Float[Tensor, "n C H W"]
+    train_x: Float[Tensor, "n 1 H W"]
     train_y: Int[Tensor, " n"]
-    test_x: Float[Tensor, "m C H W"]
+    test_x: Float[Tensor, "m 1 H W"]
     test_y: Int[Tensor, " m"]
 
 
 def load_images(name: str = "fashion-mnist") -> Images:
     """A data set from MOE_THEORY_DATA, else from Debian's package, else from its authors' server; else the digits.
 
-    Fashion-MNIST has 60,000 + 10,000 grey images of 28 x 28, CIFAR-10 50,000 + 10,000 colour images of 32 x 32 and no
-    package, the digits 1,347 + 450 grey ones of 8 x 8. A warning says when the digits stand in, and why.
+    Fashion-MNIST has 60,000 + 10,000 grey images of 28 x 28, the digits 1,347 + 450 of 8 x 8. A warning says when the
+    digits stand in, and why.
 
     Args:
-        name: "fashion-mnist", "cifar-10", or "digits".
+        name: "fashion-mnist" or "digits".
 
     Raises:
         ValueError: another name; a folder or file that is there, but is not the one expected, not whole, or not all
@@ -102,74 +93,32 @@ def load_images(name: str = "fashion-mnist") -> Images:
     check.choice("name", name, CLASSES)
     if name == "digits":
         return _digits()
-    read, local = (_cifar, _local_cifar) if name == "cifar-10" else (_fashion, _local_fashion)
-    if found := local():
-        return read(found)
+    if found := _local():
+        return _fashion(found)
     try:
-        return read(_download(name))
+        return _fashion(_download())
     except (ImportError, OSError, ValueError) as error:
-        package = ", the Debian package dataset-fashion-mnist is not installed" * (name == "fashion-mnist")
         warnings.warn(
-            f"scikit-learn's digits (1,797 images of 8 x 8) stand in for {name}: it is not in {FOLDER}{package}, and "
-            f"the download failed ({type(error).__name__}: {error})",
+            f"scikit-learn's digits (1,797 images of 8 x 8) stand in for {name}: it is not in {FOLDER}, the Debian "
+            "package dataset-fashion-mnist is not installed, and the download failed "
+            f"({type(error).__name__}: {error})",
             stacklevel=2,
         )
         return _digits()
 
 
-def data_folder() -> Path | None:
-    """The folder that MOE_THEORY_DATA names, None where it names none; ValueError if there is no such folder."""
+def _local() -> dict[str, Path] | None:
+    """The four files in the folder or in the package; ValueError if only some of them are there, or no such folder."""
     named = os.environ.get(FOLDER)
     if named and not Path(named).is_dir():
         raise ValueError(f"{FOLDER}: expected the path of a folder, got {named!r}")
-    return Path(named) if named else None
-
-
-def _local_fashion() -> dict[str, Path] | None:
-    """The four files in the folder or in the package; ValueError if only some of them are there."""
-    for folder in (data_folder(), DEBIAN):
+    for folder in (Path(named) if named else None, DEBIAN):
         found = {name: folder / name for name in FILES if (folder / name).is_file()} if folder else {}
         if missing := FILES.keys() - found.keys() if found else ():
             raise ValueError(f"{folder}: expected the four files of Fashion-MNIST, got all but {sorted(missing)}")
         if found:
             return found
     return None
-
-
-def _local_cifar() -> Path | None:
-    """The archive in the folder."""
-    folder = data_folder()
-    path = folder / CIFAR.rsplit("/", 1)[1] if folder else None
-    return path if path and path.is_file() else None
-
-
-def read_cifar(content: bytes) -> tuple[UInt8[np.ndarray, "n 3 32 32"], UInt8[np.ndarray, " n"]]:
-    """Images and classes of a file of CIFAR-10's binary form: records of a class and 3 x 32 x 32 values.
-
-    Raises:
-        ValueError: the content is not a whole number of records, or a class is not 0..9.
-    """
-    size = 1 + 3 * 32 * 32
-    if not content or len(content) % size:
-        raise ValueError(f"content: expected records of {size} bytes, got {len(content)} bytes")
-    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, size)
-    if records[:, 0].max() > 9:
-        raise ValueError(f"content: expected classes 0 to 9, got {int(records[:, 0].max())}")
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
-
-
-def _cifar(path: Path) -> Images:
-    """CIFAR-10 from its archive, in memory; ValueError unless it is, byte for byte, the one published."""
-    raw = path.read_bytes()
-    if (found := hashlib.sha256(raw).hexdigest()) != CIFAR_SHA256:
-        raise ValueError(f"{path}: expected an archive of SHA-256 {CIFAR_SHA256}, got {found}; download it again")
-    parts = []
-    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-        for names in CIFAR_PARTS.values():
-            files = [archive.extractfile(f"cifar-10-batches-bin/{name}").read() for name in names]  # pyright: ignore
-            x, y = zip(*map(read_cifar, files), strict=True)
-            parts += [torch.from_numpy(np.concatenate(x)).float() / 255, torch.from_numpy(np.concatenate(y)).long()]
-    return Images("cifar-10", *parts)
 
 
 def read_idx(content: bytes) -> UInt8[np.ndarray, "..."]:
@@ -210,17 +159,12 @@ def _content(path: Path, sha256: str) -> bytes:
     return content
 
 
-def _download(name: str) -> dict[str, Path] | Path:
+def _download() -> dict[str, Path]:
     """The files in pooch's cache, fetched from the authors' server if they are not there."""
     pooch = check.library("pooch", "the download")
-    get = pooch.HTTPDownloader(timeout=TIMEOUT)
-    folder = pooch.os_cache("moe_theory") / name
-    if name == "cifar-10":
-        sha256, file = f"sha256:{CIFAR_SHA256}", CIFAR.rsplit("/", 1)[1]
-        return Path(pooch.retrieve(CIFAR, sha256, fname=file, path=folder, downloader=get))
+    how = dict(path=pooch.os_cache("moe_theory") / "fashion-mnist", downloader=pooch.HTTPDownloader(timeout=TIMEOUT))
     return {
-        file: Path(pooch.retrieve(BUCKET + file, f"md5:{md5}", fname=file, path=folder, downloader=get))
-        for file, (md5, _) in FILES.items()
+        file: Path(pooch.retrieve(BUCKET + file, f"md5:{md5}", fname=file, **how)) for file, (md5, _) in FILES.items()
     }
 
 

@@ -124,12 +124,8 @@ def embedded(
     """Texts as d numbers each, without looking at labels: the stand-in for the paper's pretrained multilingual BERT.
 
     Hashed counts of words, rare ones weighted up, projected onto their first d principal directions, and each number
-    brought to mean 0 and variance 1 over the training part.
-
-    Args:
-        train, test: texts; the projection is learned from the first.
-        d: dimensions, fewer than training texts.
-        seed: of the projection's random start.
+    brought to mean 0 and variance 1, all learned from the training part, which has more than d texts. The seed is of
+    the projection's random start.
     """
     state = int(stream(seed, "start").integers(2**31))
     of_text = check.library("sklearn.feature_extraction.text", "embedded")

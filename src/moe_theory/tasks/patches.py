@@ -72,8 +72,22 @@ class PatchBatch(Coefficients):
             )
         return PatchBatch(**moved)
 
+    def checked(self, name: str) -> "PatchBatch":
+        """The batch itself; a ValueError that names it and the field for another shape or type, or other labels."""
+        n, _, d = check.tensor(f"{name}.x", self.x, "n", "P", "d").shape
+        signals = (len(check.tensor(f"{name}.v", self.v, "K", "d")), d)
+        sizes = {"x": self.x.shape, "role": self.x.shape[:2], "v": signals, "c": signals}
+        for f in fields(self):
+            t, size = check.instance(f"{name}.{f.name}", getattr(self, f.name), Tensor), sizes.get(f.name, (n,))
+            dtype = torch.int64 if f.name in ("cluster", "other", "role") else self.x.dtype
+            if t.shape != size or t.dtype != dtype:
+                asked = f"{dtype} {tuple(size)}"
+                raise ValueError(f"{name}.{f.name}: expected {asked}, got {t.dtype} {tuple(t.shape)}")
+        if not (self.y.abs() == 1).all():
+            raise ValueError(f"{name}.y: expected labels +1 and -1, got {self.y.unique().tolist()[:4]}")
+        return self
+
     def __getitem__(self, rows: slice) -> "PatchBatch":
-        """The examples `rows` of the batch."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return PatchBatch(**{name: t if name in ("v", "c") else t[rows] for name, t in own.items()})
 

@@ -103,7 +103,8 @@ def rotate_task(
     for x, y in drawn:
         both = torch.cat([padded(x), rotated(padded(x), ANGLE)])
         sigma = torch.from_numpy(rng.uniform(*SIGMA, len(both))).float() * side / SIDE
-        x = _blurred(resized(cropped(both, CROP), side), sigma)
+        x = resized(cropped(both, CROP), side)
+        x = torch.cat([blurred(a, s) for a, s in zip(x.split(1_000), sigma.split(1_000), strict=True)])
         if check.not_negative("noise", noise):
             x = x + noise * torch.from_numpy(rng.standard_normal(x.shape, dtype="float32"))
         parts.append(Clustered(x, torch.arange(2).repeat_interleave(len(y)), y.repeat(2)))
@@ -144,11 +145,6 @@ def domain_task(
 def _turned(x: Tensor, y: Tensor, number: int, side: int) -> Clustered:
     """Images at one of the angles."""
     return Clustered(resized(rotated(padded(x), ANGLES[number]), side), y, torch.full_like(y, number))
-
-
-def _blurred(x: Tensor, sigma: Tensor) -> Tensor:
-    """`blurred`, some thousand images at a time."""
-    return torch.cat([blurred(a, s) for a, s in zip(x.split(1_000), sigma.split(1_000), strict=True)])
 
 
 def _drawn(images: Images, n_train: int, n_test: int, rng) -> list[tuple[Tensor, Tensor]]:

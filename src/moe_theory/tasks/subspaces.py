@@ -1,24 +1,13 @@
 """Inputs near random subspaces, with one linear function to a subspace (Dikkala et al. 2023, Section 3.3 and C.1)."""
 
-from typing import NamedTuple
-
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.streams import torch_stream
+from moe_theory.tasks.gaussians import Examples
 
 #: What the label is a linear function of: the point of the subspace, or the noise on it, as C.1 prints.
 LABELS = ("point", "noise")
-
-
-class Noisy(NamedTuple):
-    """n noisy points, their labels, and the subspace of each."""
-
-    x: Float[Tensor, "n d"]
-    y: Float[Tensor, "n 1"]
-    cluster: Int[Tensor, " n"]
 
 
 class SubspaceTask:
@@ -53,8 +42,7 @@ class SubspaceTask:
         square = inside.square() if label == "point" else self.tau**2 * self.w.square()
         self.scale = float(square.sum(1).mean() ** 0.5)
 
-    def sample(self, n: int, seed: int, *, dtype: torch.dtype = torch.float32) -> Noisy:
-        """n noisy points."""
+    def sample(self, n: int, seed: int, *, dtype: torch.dtype = torch.float32) -> Examples:
         k, d, t = self.basis.shape
         rng = torch_stream(seed, "examples")
         cluster = torch.randint(k, (check.integer("n", n, 1),), generator=rng)
@@ -62,4 +50,4 @@ class SubspaceTask:
         point = torch.einsum("ndt,nt->nd", self.basis[cluster], inside)
         noise = self.tau * torch.randn(n, d, generator=rng, dtype=torch.float64)
         y = (self.w[cluster] * (point if self.label == "point" else noise)).sum(1, keepdim=True)
-        return Noisy((point + noise).to(dtype), (y / self.scale).to(dtype), cluster)
+        return Examples((point + noise).to(dtype), (y / self.scale).to(dtype), cluster)

@@ -66,7 +66,6 @@ class TokenTask:
         return second.mean() - first.mean() ** 2
 
     def sample(self, n: int, seed: int, *, dtype: torch.dtype = torch.float32) -> Sequences:
-        """n sequences."""
         k, d = self.mean.shape
         rng = torch_stream(seed, "examples")
         cluster = torch.randint(k, (check.integer("n", n, 1), self.s), generator=rng)

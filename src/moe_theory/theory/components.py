@@ -17,12 +17,7 @@ from moe_theory.tasks.tokens import TokenTask
 
 
 class Components(NamedTuple):
-    """K equally likely Gaussians `N(m_k, S_k)` with `E(y | x, k) = a_k.x + b_k`, `Var(y | x, k) = rest_k`.
-
-    Args:
-        mean: (K, d) the m_k; covariance: (K, d, d) the S_k, or (1, d, d) one for all.
-        a: (K, d); offset: (K,) the b_k; rest: (K,) what is left when the component is known.
-    """
+    """K equally likely Gaussians `N(m_k, S_k)` with `E(y | x, k) = a_k.x + offset_k`, `Var(y | x, k) = rest_k`."""
 
     mean: Float[Tensor, "K d"]
     covariance: Float[Tensor, "#K d d"]

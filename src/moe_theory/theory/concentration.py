@@ -1,10 +1,6 @@
-"""How far a sample of the patch task is from its means (Chen et al. 2022, Lemmas D.1 and D.2).
-
-Sums over a sample and their exact spread; the largest inner products among noise patches.
-"""
+"""How far a sample of the patch task is from its means (Chen et al. 2022, Lemmas D.1 and D.2)."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -83,26 +79,17 @@ def largest_of_noise(d: int, patches: int, signals: int) -> tuple[float, float, 
 
     Args:
         d: dimension, at least 16, which leaves nothing to integrate beyond t = 5.
-        patches: how many, at least 2.
-        signals: how many, at least 1.
-
-    Raises:
-        ValueError: for an argument outside its range, naming it.
+        patches: how many, at least 2; signals: at least 1.
     """
     square = stats.chi2(check.integer("d", d, 16))
     pairs = check.integer("patches", patches, 2) * (patches - 1) // 2
-    t = np.linspace(0, 5, 50_001)
+    t, coarse = np.linspace(0, 5, 50_001), np.linspace(0, 5, 2_001)
+    # <xi, xi'> is normal given the length of xi, here averaged over 400 quantiles
+    lengths = np.sqrt(square.ppf((np.arange(400) + 0.5) / 400) / d)
+    between_two = stats.chi(1).cdf(coarse[:, None] * d**0.5 / lengths).mean(1)
     laws = (
         (stats.chi(1).cdf(t * d**0.5), check.integer("signals", signals, 1) * patches),
-        (_between_two(d)(t), pairs),
+        (np.interp(t, coarse, between_two), pairs),
         (square.cdf(d * (1 + t)) - square.cdf(d * (1 - t)), patches),
     )
     return tuple(float(trapezoid(1 - G**count, t)) for G, count in laws)
-
-
-def _between_two(d: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Distribution function of |<xi, xi'>| on [0, 5]: normal given the length of xi, averaged over 400 quantiles."""
-    lengths = np.sqrt(stats.chi2(d).ppf((np.arange(400) + 0.5) / 400) / d)
-    t = np.linspace(0, 5, 2_001)
-    G = stats.chi(1).cdf(t[:, None] * d**0.5 / lengths).mean(1)
-    return lambda x: np.interp(x, t, G)

@@ -31,11 +31,7 @@ SMALL = 1e-3  # of the largest row of a Jacobian: rows below it would show their
 
 
 def component_nullity(scores: str, d: int, size: int) -> int:
-    """Null directions of the router vectors of one component: `d + 1`, or `size + max(d - size, 0) + 1` on a sphere.
-
-    Args:
-        scores: a key of `ROUTERS`; d: dimension of an input; size: experts of the component.
-    """
+    """Null directions of the router vectors of one component: `d + 1`, or `size + max(d - size, 0) + 1` on a sphere."""
     router = ROUTERS[check.choice("scores", scores, ROUTERS)]
     return size + max(d - check.integer("size", size, 1), 0) + 1 if router.sphere else d + 1
 
@@ -133,9 +129,6 @@ def turned_share(M: int, angle: float) -> float:
 
     K = 1, no biases, the turn leads out of the span of the vectors: `4 E T(Z, tan(angle / 2))`, Z the largest of M - 1
     standard normal numbers, with Owen's function T.
-
-    Args:
-        M: at least 2; angle: from 0 to below pi.
     """
     check.integer("M", M, 2)
     if not 0 <= angle < pi:

@@ -18,25 +18,17 @@ from moe_theory.streams import torch_stream
 from moe_theory.theory import plackett_luce as pl
 from moe_theory.theory.uniform_stability import LOGISTIC, Loss, huber_witness
 
-#: The first data set, and those that differ from it in the first example; indices of the points.
-DATA, NEIGHBOURS = (0, 1, 2, 3), ((4, 1, 2, 3), (5, 1, 2, 3))
+DATA, NEIGHBOURS = (0, 1, 2, 3), ((4, 1, 2, 3), (5, 1, 2, 3))  # indices of points; the neighbours differ in the first
 
 
 class Problem(NamedTuple):
-    """Six points, M experts with fixed logits, and what R runs of N steps draw.
-
-    Attributes:
-        x, y: the points and their labels.
-        h: the frozen logits.
-        index: which of the four data each step visits.
-        noise: Gumbel noise of each step, and of the evaluation.
-    """
+    """Six points, M experts with fixed logits, and what R runs of N steps draw."""
 
     x: Float[Tensor, "u d"]
     y: Float[Tensor, " u"]
     h: Float[Tensor, " M"]
-    index: Int[Tensor, "R N"]
-    noise: Float[Tensor, "R visits M"]
+    index: Int[Tensor, "R N"]  # which of the four data each step visits
+    noise: Float[Tensor, "R visits M"]  # Gumbel noise of each step, and of the evaluation
 
 
 def random_points(rng: torch.Generator) -> tuple[Loss, Float[Tensor, "6 2"], Float[Tensor, "6"]]:
@@ -67,19 +59,18 @@ def trained(
     return theta
 
 
-def final_losses(
-    problem: Problem, data: tuple[int, ...], gates: Float[Tensor, "R visits M"], alpha: float
-) -> Float[Tensor, "R u"]:
-    """Losses at all points after N steps from 0, for each run; the last gates are those of the evaluation."""
-    theta = trained(problem, data, gates, alpha, LOGISTIC)
-    return LOGISTIC.value(torch.einsum("rm,rmd,pd->rp", gates[:, -1], theta, problem.x), problem.y)
-
-
 def stability(problem: Problem, gates: Float[Tensor, "R visits M"], alpha: float) -> tuple[float, float]:
-    """Largest mean change of a loss when the first example is exchanged, and by how much the training loss fell."""
-    first = final_losses(problem, DATA, gates, alpha)
-    others = [final_losses(problem, data, gates, alpha) for data in NEIGHBOURS]
-    eps = max(float((first - other).abs().mean(0).max()) for other in others)
+    """Largest mean change of a loss when the first example is exchanged, and by how much the training loss fell.
+
+    The last gates are those of the evaluation.
+    """
+
+    def read(data: tuple[int, ...]) -> Float[Tensor, "R u"]:
+        theta = trained(problem, data, gates, alpha, LOGISTIC)
+        return LOGISTIC.value(torch.einsum("rm,rmd,pd->rp", gates[:, -1], theta, problem.x), problem.y)
+
+    first = read(DATA)
+    eps = max(float((first - read(other)).abs().mean(0).max()) for other in NEIGHBOURS)
     return eps, math.log(2) - float(first[:, list(DATA)].mean())
 
 
@@ -104,14 +95,8 @@ def anew_bound(problem: Problem, k: int, gates_of: Callable, gate: str, alpha: f
     `gates_of(h, k, noise)` has the gates, `gate` is their name among `plackett_luce.GATES`.
     """
     drawn = gates_of(problem.h.expand(problem.noise.shape), k, problem.noise)
-    return (
-        2
-        * alpha
-        * problem.index.shape[1]
-        / len(DATA)
-        * overlap(problem.h, k, gate) ** 0.5
-        * float(drawn.norm(dim=-1).max())
-    )
+    sizes = overlap(problem.h, k, gate) ** 0.5 * float(drawn.norm(dim=-1).max())
+    return 2 * alpha * problem.index.shape[1] / len(DATA) * sizes
 
 
 def spread_bound(problem: Problem, k: int, alpha: float) -> float:

@@ -27,10 +27,9 @@ def parameter_vector(model: Routed) -> Float[Tensor, "P"]:
 
 
 def vector_losses(model: Routed):
-    """`(theta, x, y) -> losses (b,), gates` of a batch as functions of the parameter vector, without routing noise.
+    """`(theta, x, y) -> losses (b,), gates` of a batch as functions of the parameter vector.
 
-    Raises:
-        ValueError: for a network whose routing is random.
+    ValueError for a network whose routing is random.
     """
     if model.noisy:
         raise ValueError(f"model: expected routing without noise, got a {type(model).__name__} that is `noisy`")
@@ -113,22 +112,16 @@ def parts_of_eps(
 
 
 class Segment(NamedTuple):
-    """Means over a segment from Theta_1 to Theta_2 of length r and direction u, D segments at once.
+    """Means over a segment from Theta_1 to Theta_2 of direction u, D segments at once."""
 
-    Attributes:
-        slope: (D,) the integral of `mean_x |<g_x, u>|`; curvature: (D,) that of `mean_x |Hess l_x u|`.
-    """
-
-    slope: Float[Tensor, "D"]
-    curvature: Float[Tensor, "D"]
+    slope: Float[Tensor, "D"]  # of `mean_x |<g_x, u>|`
+    curvature: Float[Tensor, "D"]  # of `mean_x |Hess l_x u|`
 
 
 def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int = 3) -> Segment:
     """What the estimates L and beta of a draw cannot exceed if no selected set and no kink changes on the way.
 
-    Args:
-        model, x, y: the network and its training set; ends: what `two_steps` gives.
-        nodes: midpoints at which a segment is evaluated.
+    `ends` is what `two_steps` gives, `nodes` the number of midpoints at which a segment is evaluated.
     """
     way = ends.two - ends.one
     u = way / way.norm(dim=1, keepdim=True)
@@ -145,24 +138,17 @@ def segment_means(model: Routed, x: Tensor, y: Tensor, ends: Steps, nodes: int =
 
 
 class Changed(NamedTuple):
-    """The inputs of D draws whose selected set differs between Theta_1 and Theta_2, C of them.
+    """The inputs of D draws whose selected set differs between Theta_1 and Theta_2, C of them."""
 
-    Attributes:
-        where: (D, b) which inputs these are; apart: (C,) how far their two losses are apart.
-        jump: (C,) how far the loss of the network before both steps is apart with the one set and the other.
-    """
-
-    where: Bool[Tensor, "D b"]
-    apart: Float[Tensor, "C"]
-    jump: Float[Tensor, "C"]
+    where: Bool[Tensor, "D b"]  # which inputs these are
+    apart: Float[Tensor, "C"]  # how far their two losses are apart
+    jump: Float[Tensor, "C"]  # how far the loss before both steps is apart with the one set and with the other
 
 
 def changed_sets(model: SparseMLP, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], ends: Steps) -> Changed:
     """The inputs that change their set between the two networks of each draw, and what that does to their losses.
 
-    Args:
-        model, x, y: a network with the softmax over the selected experts, and its training set.
-        ends: what `two_steps` gives.
+    The network has the softmax over the selected experts; `ends` is what `two_steps` gives.
     """
     each, third = vmap(vector_losses(model), chunk_size=100), (x[ends.third], y[ends.third])
     (l1, pi1), (l2, pi2) = (each(theta, *third) for theta in (ends.one, ends.two))
@@ -179,11 +165,7 @@ def _loss_of_sets(model: SparseMLP, x: Tensor, y: Tensor, kept: Bool[Tensor, "n 
 
 
 def slopes_and_jumps(model: SparseMLP, x: Tensor, y: Tensor, ends: Steps, changed: Changed) -> Float[Tensor, "D"]:
-    """L of each draw, put together from slopes half-way where the set is the same, and the network's jumps where not.
-
-    Args:
-        model, x, y, ends: as in `changed_sets`; changed: what that gives.
-    """
+    """L of each draw, put together from slopes half-way where the set is the same, and from `changed` where not."""
     each, way = vector_losses(model), ends.two - ends.one
 
     def along(theta: Tensor, u: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -204,10 +186,7 @@ def first_order_eps(g: Float[Tensor, "n P"], rate: float, batch: int) -> tuple[f
         E eps = rate sqrt(2/pi) mean_x sigma_x,    sigma_x^2 = (2/b)(1 - b/n) g_x' Sigma g_x.
 
     The second version has the next term of Edgeworth's expansion: `sigma_x (1 - kappa_x / (48 b))`, kappa_x
-    the excess kurtosis of `<g_x, g>` over the examples.
-
-    Raises:
-        ValueError: for a rate that is not positive, or batches that leave nothing out.
+    the excess kurtosis of `<g_x, g>` over the examples. ValueError for batches that leave nothing out.
     """
     check.positive("rate", rate)
     if not check.integer("batch", batch, 1) < len(g):
@@ -241,11 +220,7 @@ def stability_by_exchange(model: Routed, x: Float[Tensor, "n ..."], y: Int[Tenso
 
 
 def first_order_draws(g: Float[Tensor, "n P"], batch: int, draws: int, rng: torch.Generator) -> Float[Tensor, "D"]:
-    """`mean_x |<g_x, gbar_1 - gbar_2>|` over all n examples, for two batches in each draw: no step, no prediction.
-
-    Raises:
-        ValueError: for a batch larger than n.
-    """
+    """`mean_x |<g_x, gbar_1 - gbar_2>|` over all n examples, for two batches of at most n in each draw: no step."""
     if check.integer("batch", batch, 1) > len(g):
         raise ValueError(f"batch: expected at most n = {len(g)}, got {batch}")
     order = torch.rand(2, check.integer("draws", draws, 1), len(g), generator=rng)

@@ -25,14 +25,7 @@ def near_tie_probability(N: int, G: float) -> float:
     """Lemma F.1's event, exactly: `P(a2 >= (1 - G) a1)` for the two largest of N standard normals.
 
     Given the second largest, b > 0, the largest is a normal conditioned to exceed b, so this is
-    `N (N-1) int_0^inf rho(b) Phi(b)^(N-2) (Phi(b / (1-G)) - Phi(b)) db`.
-
-    Args:
-        N: number of draws, at least 2.
-        G: relative gap, strictly between 0 and 1.
-
-    Raises:
-        ValueError: for an argument outside its range.
+    `N (N-1) int_0^inf rho(b) Phi(b)^(N-2) (Phi(b / (1-G)) - Phi(b)) db`, for N >= 2 and a relative gap 0 < G < 1.
     """
     check.integer("N", N, 2)
     _fraction("G", G)
@@ -47,11 +40,7 @@ def near_tie_probability(N: int, G: float) -> float:
 
 
 def near_tie_bound(N: int, G: float) -> float:
-    """`2 G log N / (1 - G)^2`: the bound of chapter 04 on `near_tie_probability`, for N >= 3.
-
-    Raises:
-        ValueError: for an argument outside its range.
-    """
+    """`2 G log N / (1 - G)^2`: the bound of chapter 04 on `near_tie_probability`, for N >= 3."""
     return 2 * _fraction("G", G) * math.log(check.integer("N", N, 3)) / (1 - G) ** 2
 
 
@@ -59,9 +48,6 @@ def coverage_probability(K: int, experts: int) -> float:
     """The chance that none of K sets M_k is empty when each of M experts joins one at random (Lemma D.4).
 
     Inclusion and exclusion: `sum_j (-1)^j binom(K, j) (1 - j/K)^M`.
-
-    Raises:
-        ValueError: for an argument outside its range.
     """
     check.integer("K", K, 1)
     M = check.integer("experts", experts, 1)
@@ -73,20 +59,11 @@ def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
     """The repaired Lemma F.2: `y_t <= y_0 (1 + G + jump) / G` for all t.
 
     It holds for positive sequences with `x_{t+1} >= x_t + tau_t x_t^2`, `y_{t+1} <= y_t + S tau_t y_t^2`
-    and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`.
-
-    Args:
-        y_0: start of the sequence that is behind, > 0.
-        G: relative lead of the other one, > 0.
-        jump: largest step of x over x_0, at least 0.
-
-    Raises:
-        ValueError: for an argument outside its range.
+    and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`; y_0 and G are > 0, the jump >= 0.
     """
     check.positive("y_0", y_0)
     check.positive("G", G)
-    if not 0 <= jump < math.inf:
-        raise ValueError(f"jump: expected a finite number of at least 0, got {jump!r}")
+    check.not_negative("jump", jump)
     return y_0 * (1 + G + jump) / G
 
 
@@ -97,13 +74,9 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps
     `int |dx| = path`, with |.| the Euclidean norm. In tau it is solved by `1/x = 1/x_0 - c tau`.
 
     Args:
-        x_0: starts; those that are not positive stay where they are (they only crawl towards 0).
-        c: rates, > 0.
-        path: length of the path, > 0.
+        x_0: starts, one of them positive; those that are not stay where they are (they only crawl towards 0).
+        c: rates, > 0; path: length of the path, > 0.
         steps: points at which the length is summed, closer together towards the blow-up.
-
-    Raises:
-        ValueError: if no start is positive, or for a path that is not.
     """
     check.positive("path", path)
     runs = x_0 > 0
@@ -128,15 +101,10 @@ def race_in_steps(
 
     Args:
         x_0: each expert's starts, of either sign.
-        c: rates, > 0, the same for all experts or each expert's own.
-        eta: length of a step, > 0.
-        steps: how many.
+        c: rates, > 0, the same for all experts or each expert's own; eta: length of a step, > 0; steps: how many.
 
     Returns:
         Where the racers stand, and `eta sum_t x_t^3`, of which the router's weights on centers are made.
-
-    Raises:
-        ValueError: for an eta or a number of steps that is not positive.
     """
     check.positive("eta", eta)
     check.integer("steps", steps, 1)
@@ -151,19 +119,12 @@ def race_in_steps(
 def race_of_layer(
     layer: PatchMoE, v: Float[Tensor, "K d"], nu: Float[Tensor, " K"], eta: float, steps: int
 ) -> tuple[Float[Tensor, "M J K"], Float[Tensor, "M J K"]]:
-    """The race in steps among all filters and signals of a layer of cubic experts (Lemmas E.6 to E.8, E.12).
+    """`race_in_steps` among all filters and signals of a layer of cubic experts (Lemmas E.6 to E.8, E.12).
 
-    Args:
-        layer: as it starts; it stays as it is.
-        v: the label signals.
-        nu: the sample's `growth_rates`.
-        eta, steps: as for `race_in_steps`.
+    It starts at the layer, which stays as it is, and has the sample's `growth_rates` nu along the label signals v.
 
     Returns:
         All `<w_mj, v_k>` after the last step, and `eta sum_t <w_mj, v_k>^3`.
-
-    Raises:
-        ValueError: for an eta or a number of steps that is not positive.
     """
     x_0 = layer.W.data @ v.T
     x, cubes = race_in_steps(x_0.flatten(1), nu.repeat(x_0.shape[1]), eta, steps)
@@ -192,12 +153,9 @@ def center_rates(batch: Coefficients) -> Float[Tensor, " K"]:
 def uniform_moments(
     batch: PatchBatch, model: PatchMoE, u: Float[Tensor, "U d"]
 ) -> tuple[tuple[Float[Tensor, "M U"], Float[Tensor, "M J U"]], tuple[Float[Tensor, "M U"], Float[Tensor, "M J U"]]]:
-    """Mean and standard deviation along u of the gradients (Eq. E.1, E.2) at theta = 0, over uniform routing.
+    """Means, and standard deviations, along u of the router's and the experts' gradients (Eq. E.1, E.2) at theta = 0.
 
-    Both are sums over examples of terms that depend only on that example's own choice of an expert.
-
-    Returns:
-        The means of the router's gradient and of the experts', and both deviations.
+    Over uniform routing: both are sums over examples of terms that depend only on that example's choice of an expert.
     """
     n, M = len(batch), len(model.W)
     parts = [

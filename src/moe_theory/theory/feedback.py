@@ -1,5 +1,4 @@
-"""Gradients of Algorithm 1 averaged over its routing noise, and how router and experts feed each other (Chen et al.
-2022, Lemma E.14)."""
+"""Gradients averaged over routing noise, and how router and experts feed each other (Chen et al. 2022, Lemma E.14)."""
 
 import torch
 from jaxtyping import Float
@@ -37,16 +36,13 @@ def first_order_share(M: int) -> float:
     return 1 / (M - 1) + 1 / M**2
 
 
-def own_feedback(answers: Float[Tensor, " M"], m: int = 0) -> float:
-    """How fast a router component along u grows by itself near a tie, at `l' = -1/2`, per unit of it.
+def own_feedback(answers: Float[Tensor, " M"]) -> float:
+    """How fast a component along u of the first expert's router grows by itself near a tie, at `l' = -1/2`, per unit.
 
-    Expert m has the logit `h_m = <u, sum_p x^(p)>` and the others share `-h_m`. To first order its router's pull on u
-    is half of `c (1 - 1/M) A_m + c/(M (M-1)) sum_{m' != m} A_m' - M^-3 sum_m' A_m'`, c = `first_order_share(M)`.
-
-    Args:
-        answers: (M,) the means `A_m = E[<u, sum_p x^(p)>^2 y f_m(x)]`.
-        m: the expert.
+    Expert 1 has the logit `h_1 = <u, sum_p x^(p)>` and the others share `-h_1`. To first order its router's pull on u
+    is half of `c (1 - 1/M) A_1 + c/(M (M-1)) sum_{m != 1} A_m - M^-3 sum_m A_m`, c = `first_order_share(M)`, with the
+    answers `A_m = E[<u, sum_p x^(p)>^2 y f_m(x)]`.
     """
-    M, total, own = len(answers), float(answers.sum()), float(answers[m])
+    M, total, own = len(answers), float(answers.sum()), float(answers[0])
     c = first_order_share(M)
     return (c * (1 - 1 / M) * own + c / (M * (M - 1)) * (total - own) - total / M**3) / 2

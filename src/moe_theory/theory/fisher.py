@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from moe_theory import _validate as check
 from moe_theory.models.mixture import MixingMeasure, jacobian
@@ -24,17 +25,11 @@ def standard_errors(
 
     Args:
         G: the truth, as many atoms as are fitted.
-        x: inputs over which J^T J is averaged, many more than parameters.
+        x: inputs over which J^T J is averaged, many more than parameters; ValueError for fewer.
         router, expert: of the truth and of what is fitted; expert is a key of `moe_theory.models.mixture.EXPERTS`.
-
-    Raises:
-        ValueError: for fewer inputs than parameters.
     """
-    J = jacobian(G, x, router, expert)
-    n, p = J.shape
-    if n < p:
-        raise ValueError(f"x: expected at least as many inputs as parameters, {p}, got {n}")
-    information = J.T @ J / n
+    J = _tall_jacobian(G, x, router, expert)
+    information = J.T @ J / len(J)
     covariance = NOISE**2 * torch.linalg.pinv(information, hermitian=True, rtol=1e-12)
     found = {name: float((L @ covariance @ L.T).trace().sqrt()) for name, L in _parts(G, router).items()}
     return found | {"regression": float((information * covariance).sum().sqrt())}
@@ -46,13 +41,7 @@ def polar_errors(G: MixingMeasure, x: Float[Tensor, "n d"], router: Router, expe
     Weight and router vector of the last expert are known: otherwise no vector's error is finite, since the common
     shift of all is not determined. On a sphere there is no length to estimate, and only the second number.
 
-    Args:
-        G: the truth, whose last expert is the known one; all router vectors nonzero.
-        x: inputs over which J^T J is averaged, many more than parameters.
-        router, expert: of the truth and of what is fitted.
-
-    Raises:
-        ValueError: for inputs of another dimension than 2.
+    G, x, router and expert are as for `standard_errors`, with all router vectors nonzero and d = 2.
     """
     k, d = G.beta1.shape
     if d != 2:
@@ -76,20 +65,21 @@ def descent_law(
     `A = (1 - rate H)^T` and, as `J^T eps` has covariance `sigma^2 J^T J`, `R = sigma (2 / H)^(1/2) (1 - A)`,
     zero where H is; z is standard normal in R^p. As T grows `R R^T` comes to the covariance of least squares.
 
-    Args:
-        G, x, router, expert: as for `standard_errors`.
-        rate: of a step; steps: their number T.
-
-    Raises:
-        ValueError: for fewer inputs than parameters.
+    G, x, router and expert are as for `standard_errors`; T is the number of steps.
     """
-    J = jacobian(G, x, router, expert)
-    if len(J) < J.shape[1]:
-        raise ValueError(f"x: expected at least as many inputs as parameters, {J.shape[1]}, got {len(J)}")
+    J = _tall_jacobian(G, x, router, expert)
     h, Q = torch.linalg.eigh(2 * J.T @ J / len(J))
     keeps = (1 - check.positive("rate", rate) * h) ** check.integer("steps", steps, 1)
     noise = torch.where(h > 1e-12 * h[-1], NOISE * (2 / h.clamp_min(1e-300)).sqrt() * (1 - keeps), 0)
     return (Q * keeps) @ Q.T, (Q * noise) @ Q.T
+
+
+def _tall_jacobian(G: MixingMeasure, x: Tensor, router: Router, expert: str) -> Float[Tensor, "n p"]:
+    """The Jacobian; ValueError for fewer inputs than parameters."""
+    J = jacobian(G, x, router, expert)
+    if len(J) < J.shape[1]:
+        raise ValueError(f"x: expected at least as many inputs as parameters, {J.shape[1]}, got {len(J)}")
+    return J
 
 
 def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
@@ -100,13 +90,12 @@ def _parts(G: MixingMeasure, router: Router) -> dict[str, Float[Tensor, "m p"]]:
     slopes = torch.block_diag(*router.slope(G.beta1))
     gauge = router.gauge(router.embedding(G.beta1))
     direction = torch.eye(k * d, **like) - torch.kron(torch.full((k, k), 1 / k, **like), gauge)
-    blocks = {"weight": centre, "direction": direction @ slopes, "expert": torch.eye(k * (d + 1), **like)}
-    sizes, maps, column = {"weight": k, "direction": k * d, "expert": k * (d + 1)}, {}, 0
-    for name, size in sizes.items():
-        maps[name] = torch.zeros(blocks[name].shape[0], k * (2 * d + 2), **like)
-        maps[name][:, column : column + size] = blocks[name]
-        column += size
-    by_weight = torch.block_diag(*G.eta.split(1)).T @ centre
-    maps["contribution"] = maps["expert"].clone()
-    maps["contribution"][:, :k] = by_weight
-    return maps
+    expert = pad(torch.eye(k * (d + 1), **like), (k + k * d, 0))
+    contribution = expert.clone()
+    contribution[:, :k] = torch.block_diag(*G.eta.split(1)).T @ centre
+    return {
+        "weight": pad(centre, (0, k * (2 * d + 1))),
+        "direction": pad(direction @ slopes, (k, k * (d + 1))),
+        "expert": expert,
+        "contribution": contribution,
+    }

@@ -15,11 +15,7 @@ from moe_theory import _validate as check
 def start_sparsity(v: float, M: int) -> float:
     """`M exp(-v (1 - 1/M) / 2)`: experts in use, `exp H`, if the M logits are independent N(0, v).
 
-    It is exact to first order in v, and for every v as M grows.
-
-    Args:
-        v: variance of a logit, >= 0.
-        M: number of experts.
+    It is exact to first order in v >= 0, and for every v as M grows.
     """
     return check.integer("M", M, 1) * math.exp(-check.not_negative("v", v) * (1 - 1 / M) / 2)
 
@@ -28,10 +24,7 @@ def best_frozen(pi: Float[Tensor, "n M"], x: Float[Tensor, "n d"], y: Float[Tens
     """The least mean squared error of `sum_m pi_m(x) (a_m.x + b_m)` over all a_m, b_m, the gates pi given.
 
     With fixed gates the mixture is linear in its experts, so this is least squares in the products of gates and
-    inputs; the sum of squares is divided by the degrees of freedom that are left.
-
-    Raises:
-        ValueError: unless there are more examples than unknowns.
+    inputs; the sum of squares is divided by the degrees of freedom that are left, at least one.
     """
     design = torch.einsum("nm,nd->nmd", pi, torch.cat([x, torch.ones_like(x[:, :1])], 1)).flatten(1)
     n, p = design.shape
@@ -43,17 +36,10 @@ def best_frozen(pi: Float[Tensor, "n M"], x: Float[Tensor, "n d"], y: Float[Tens
 
 
 def largest_sum(M: int, k: int) -> float:
-    """`E S_k`, the mean sum of the k largest of M independent standard normal numbers.
+    """`E S_k`, the mean sum of the k < M largest of M independent standard normal numbers.
 
     A number z counts if it is above Z, the k-th largest of the others, and `E z 1(z > Z) = phi(Z)`; so this is
     `M E phi(Z)`, with the density `(M - 1) binom(M - 2, k - 1) phi Phi^(M - 1 - k) (1 - Phi)^(k - 1)` of Z.
-
-    Args:
-        M: number of experts.
-        k: experts selected, below M.
-
-    Raises:
-        ValueError: for another k.
     """
     if not 1 <= check.integer("k", k, 1) < check.integer("M", M, 2):
         raise ValueError(f"k: expected at most M - 1 = {M - 1}, got {k}")
@@ -73,14 +59,8 @@ def first_change(angle: float, M: int, *, nodes: int = 400) -> float:
     """The probability that a random linear router sends two inputs at an angle to different experts, k = 1.
 
     It is `1 - M E Phi_2(a, b)^(M - 1)`, where a and b are the two logits of one expert, normal with the correlation
-    cos(angle), and Phi_2 is their distribution function.
-
-    Args:
-        angle: between the inputs, strictly between 0 and pi.
-        M: number of experts; nodes: of a quadrature in each of two dimensions.
-
-    Raises:
-        ValueError: for an angle outside its range.
+    cos(angle), and Phi_2 is their distribution function. The angle is strictly between 0 and pi; the nodes are those of
+    a quadrature in each of two dimensions.
     """
     if not 0 < angle < math.pi:
         raise ValueError(f"angle: expected one strictly between 0 and pi, got {angle!r}")

@@ -19,9 +19,7 @@ from moe_theory.models.mixture import EXPERTS, MixingMeasure, expert_profile, ga
 from moe_theory.models.routers import Router
 from moe_theory.theory.identifiability import numerical_nullity
 
-#: Degrees p of the homogeneous profiles, `phi(c z) = c^p phi(z)` for c > 0.
-DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}
-
+DEGREES = {"linear": 1, "relu": 1, "quadratic": 2, "cubic": 3}  # p of profiles with `phi(c z) = c^p phi(z)` for c > 0
 STEPS, CLOSED = 2_000, 0.98  # of `separation`: the most it takes, and the certified share at which it ends
 
 
@@ -41,10 +39,7 @@ def derivatives(
 ) -> dict[tuple[int, ...], Float[Tensor, " n"]]:
     """The functions of Definition 2 (order 1) or 1 (order 2) for one atom, by automatic differentiation.
 
-    Args:
-        router: what s and u are.
-        expert: a key of `moe_theory.models.mixture.EXPERTS`, or "constant" for `h = b`, whose eta is b alone.
-        beta1, eta: the atom; x: n inputs; order: of the derivatives, 1 or 2.
+    The expert is a key of `moe_theory.models.mixture.EXPERTS`, or "constant" for `h = b`, whose eta is b alone.
 
     Returns:
         The derivatives of H in `(beta1, eta)` by sorted tuples of coordinates: `()` is H, `(0,)` its
@@ -130,21 +125,13 @@ def relations_formula(router: Router, expert: str, d: int, order: int) -> int:
 
 
 class Relations(NamedTuple):
-    """Linear relations among `derivatives` of one atom.
+    """Linear relations among `derivatives` of one atom."""
 
-    Attributes:
-        measured: their number, by singular values.
-        predicted: by `relations_formula`.
-        named: the rank of those of `relations`.
-        smallest: the smallest singular value, columns scaled to norm 1.
-        residual: the largest value of a named relation over the sample, relative to the largest function value.
-    """
-
-    measured: int
-    predicted: int
-    named: int
-    smallest: float
-    residual: float
+    measured: int  # their number, by singular values
+    predicted: int  # by `relations_formula`
+    named: int  # the rank of those of `relations`
+    smallest: float  # the smallest singular value, columns scaled to norm 1
+    residual: float  # the largest value of a named relation over the sample, relative to the largest function value
 
 
 def count_relations(
@@ -177,10 +164,7 @@ def tangent_functions(
 ) -> tuple[Float[Tensor, "n k p"], Float[Tensor, "n k q q"]]:
     """`(Psi_j, grad Psi_j) / D_G` and `grad^2 Psi_j / D_G` at the atoms of G itself, in `omega = (s, eta)`.
 
-    p = 2 d + 2 and q = 2 d + 1.
-
-    Raises:
-        ValueError: for ReLU, which is not twice differentiable.
+    p = 2 d + 2 and q = 2 d + 1. ValueError for ReLU, which is not twice differentiable.
     """
     if expert == "relu":
         raise ValueError("expert: expected a twice differentiable profile, got 'relu'")
@@ -196,17 +180,11 @@ def tangent_functions(
 
 
 class Separation(NamedTuple):
-    """How far second-order parts stay from first-order ones.
+    """How far second-order parts stay from first-order ones."""
 
-    Attributes:
-        found: root mean square of what remains of `1/2 sum_j <T_j, grad^2 Psi_j> / D_G`, at the best T found.
-        certified: a lower bound on the smallest such value over all T, from the duality gap; 0 if none.
-        T: (m, q, q), positive semidefinite, of total trace 1.
-    """
-
-    found: float
-    certified: float
-    T: Float[Tensor, "m q q"]
+    found: float  # root mean square of what remains of `1/2 sum_j <T_j, grad^2 Psi_j> / D_G`, at the best T found
+    certified: float  # a lower bound on the smallest such value over all T, from the duality gap; 0 if none
+    T: Float[Tensor, "m q q"]  # positive semidefinite, of total trace 1
 
 
 def remainder(
@@ -257,13 +235,6 @@ def hull_weights(F: Float[Tensor, "r c"]) -> Float[Tensor, " c"]:
     return w / w.sum()
 
 
-def steepest_vertex(slope: Float[Tensor, "m q q"]) -> tuple[int, Float[Tensor, " q"], float]:
-    """The j and the unit vector v with the smallest `v^T slope_j v`, and that value."""
-    eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
-    j = int(eigenvalues[:, 0].argmin())
-    return j, vectors[j, :, 0], float(eigenvalues[j, 0])
-
-
 def separation(
     G: MixingMeasure,
     x: Float[Tensor, "n d"],
@@ -282,12 +253,9 @@ def separation(
     atoms split. It ends when the share `CLOSED` of the distance found is certified, or that distance is rounding.
 
     Args:
-        G, router, expert: the mixture; x: the sample.
+        G, router, expert: the mixture, of twice differentiable experts; x: the sample.
         atoms: those whose T_j may differ from 0.
         tries: positions in `atoms` and vectors v of length 2 d + 1 to begin with, besides the unit vectors.
-
-    Raises:
-        ValueError: for no atoms, atoms that are not there, or ReLU, which is not twice differentiable.
     """
     if not atoms or not set(atoms) <= set(range(len(G))):
         raise ValueError(f"atoms: expected some below {len(G)}, got {atoms}")
@@ -301,11 +269,13 @@ def separation(
         F = torch.stack([torch.einsum("a,rab,b->r", v, root[:, j], v) for j, v in vertices], 1)
         w = hull_weights(F)
         kept, at = [(*vertex, p) for vertex, p in zip(vertices, w, strict=True) if p > 0], F @ w
-        j, v, least = steepest_vertex(torch.einsum("r,rjab->jab", at, root))
-        lowest = max(lowest, 2 * least - float(at @ at))
+        slope = torch.einsum("r,rjab->jab", at, root)
+        eigenvalues, vectors = torch.linalg.eigh((slope + slope.mT) / 2)
+        j = int(eigenvalues[:, 0].argmin())
+        lowest = max(lowest, 2 * float(eigenvalues[j, 0]) - float(at @ at))
         if max(lowest**0.5 / CLOSED, 1e-12) >= float(at.norm()):
             break
-        vertices = [(i, u) for i, u, _ in kept] + [(j, v)]
+        vertices = [(i, u) for i, u, _ in kept] + [(j, vectors[j, :, 0])]
     T = x.new_zeros(m, q, q)
     for i, u, p in kept:
         T[i] += p * torch.outer(u, u)

@@ -15,9 +15,6 @@ def gate_range(k: int, spread: float) -> tuple[float, float]:
     """Least and largest value of one gate among k whose logits differ by at most `spread`; both are attained.
 
     `1 / (1 + (k-1) e^spread) <= pi <= 1 / (1 + (k-1) e^-spread)`, the sharp form of smooth2025, Eq. 2 and 3.
-
-    Raises:
-        ValueError: for a k below 1 or a negative spread.
     """
     others, spread = check.integer("k", k, 1) - 1, check.not_negative("spread", spread)
     return 1 / (1 + others * math.exp(spread)), 1 / (1 + others * math.exp(-spread))
@@ -35,10 +32,7 @@ def jump_bound(k: int, rule: Rule) -> float:
     """The largest gate of the last of k selected experts at a tie with the best of the others.
 
     When the two change places, the output jumps by this gate times the difference of the two experts: `1/k` for
-    `topk_softmax`, `1/(k+1)` where the softmax is over all.
-
-    Raises:
-        ValueError: for a rule that is none or whose gates are not those of a softmax, or a k below 1.
+    `topk_softmax`, `1/(k+1)` where the softmax is over all. ValueError for a rule without a softmax.
     """
     with_softmax(rule)
     return 1 / (check.integer("k", k, 1) + known(rule).over_all)
@@ -47,9 +41,7 @@ def jump_bound(k: int, rule: Rule) -> float:
 def jumps_at_ties(k: int, rule: Rule, h: Float[Tensor, "n M"], f: Float[Tensor, "n M o"]) -> Float[Tensor, " n"]:
     """Jump of F over `|f_i - f_j|`, i the last selected expert and j the next, by evaluating F beside their tie.
 
-    Args:
-        k: below M; rule: how experts are selected and weighted.
-        h, f: logits and outputs of M experts at n inputs; logits k and k + 1 in size are both moved to their mean.
+    The logits k and k + 1 in size, k < M, are both moved to their mean.
     """
     order = h.argsort(-1, descending=True)
     h, f = h.gather(-1, order), f.gather(1, order[..., None].expand_as(f))
@@ -76,9 +68,7 @@ def router_hessian(
 ) -> Float[Tensor, "p p"]:
     """`d^2F/dTheta^2 = sum_k pi_k phi_k (d^2h_k + (dh_k - E dh)^2)`: smooth2025, Eq. 13, corrected; one output.
 
-    Args:
-        pi, f: gates and outputs of the K experts.
-        dh, d2h: gradients and Hessians of the K logits in the p parameters of the router, which they may share.
+    dh and d2h are gradients and Hessians of the K logits in the p parameters of the router, which they may share.
     """
     centred = dh - pi @ dh
     return torch.einsum("k,kab->ab", pi * (f - pi @ f), d2h + centred[:, :, None] * centred[:, None])

@@ -5,7 +5,6 @@ the cross-entropy of `F = sum_m gate_m f_m`; the gate is a function `(h, k, nois
 along a first dimension, called count.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,10 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from moe_theory import _validate as check
 from moe_theory.models.rules import gumbel, sampled_topk
+from moe_theory.models.systems import Gate
 from moe_theory.streams import torch_stream
 from moe_theory.theory import plackett_luce as pl
-
-Gate = Callable[[Tensor, int, Tensor], Tensor]
 
 
 def appendix_c(h: Float[Tensor, "*batch M"], k: int, noise: Float[Tensor, "*batch M"]) -> Float[Tensor, "*batch M"]:
@@ -64,17 +62,12 @@ class Data(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the bounds are made of, at an input: maxima over the M experts.
+    """What the bounds are made of, at an input: maxima over the M experts."""
 
-    Attributes:
-        G, Gh: operator norm of an expert's Jacobian and norm of a head's gradient, in their own parameters.
-        F0: length of an expert's output; spread: largest logit less the smallest.
-    """
-
-    G: Float[Tensor, "*batch"]
-    Gh: Float[Tensor, "*batch"]
-    F0: Float[Tensor, "*batch"]
-    spread: Float[Tensor, "*batch"]
+    G: Float[Tensor, "*batch"]  # operator norm of an expert's Jacobian in its own parameters
+    Gh: Float[Tensor, "*batch"]  # norm of a head's gradient in its own parameters
+    F0: Float[Tensor, "*batch"]  # length of an expert's output
+    spread: Float[Tensor, "*batch"]  # largest logit less the smallest
 
 
 def draw_blocks(count: int, M: int, d: int, width: int, out: int, shrink: float, *, seed: int) -> Block:
@@ -179,12 +172,7 @@ def sizes_by_jacobians(block: Block, x: Float[Tensor, " d"]) -> Sizes:
 def lipschitz_bound(slope: float, s: Sizes, M: int, k: int) -> Float[Tensor, "*batch"]:
     """`L <= lambda_1 e^Delta sqrt(K)/M sqrt(G^2 + G_h^2 F_0^2)`: gates of a softmax over all M, a set held fixed.
 
-    Args:
-        slope: lambda_1, bound on `|l'(F)|`; s: the sizes, their spread that of all M logits.
-        M, k: number of experts and of those selected.
-
-    Raises:
-        ValueError: for a k outside 1..M.
+    The slope lambda_1 bounds `|l'(F)|`, the spread Delta is that of all M logits.
     """
     if check.integer("k", k, 1) > M:
         raise ValueError(f"k: expected at most M = {M} experts, got {k}")

@@ -21,27 +21,17 @@ STEPS = 100  # Gauss-Newton steps of `admissible_shifts`
 
 
 class Gap(NamedTuple):
-    """Singular values about the limit below which they count as zero, all relative to the largest.
+    """Singular values that count as zero."""
 
-    Attributes:
-        nullity: how many count as zero.
-        zero: the largest of these, 0 if there are none.
-        kept: the smallest of the others.
-        cut: the limit.
-    """
-
-    nullity: int
-    zero: float
-    kept: float
-    cut: float
+    nullity: int  # how many
+    zero: float  # the largest of them relative to the largest of all, 0 if there are none
 
 
 def singular_gap(J: Float[Tensor, "n p"]) -> Gap:
     """Columns of J less its rank. Columns are scaled to norm 1 first; the limit is `n eps` of the largest value.
 
-    Raises:
-        ValueError: for J = 0, and where the smallest value above the limit is not `DECIDED` times the
-            largest below: the sample does not decide.
+    ValueError for J = 0, and where the smallest value above the limit is not `DECIDED` times the largest below: the
+    sample does not decide.
     """
     scale = J.norm(dim=0)
     sigma = torch.linalg.svdvals(J / torch.where(scale > 0, scale, 1.0))
@@ -51,7 +41,7 @@ def singular_gap(J: Float[Tensor, "n p"]) -> Gap:
     kept, dropped = sigma[sigma > cut], sigma[sigma <= cut]
     if len(dropped) and kept[-1] < DECIDED * dropped[0]:
         raise ValueError(f"J: no gap in its singular values: {float(kept[-1]):.2g} above {float(dropped[0]):.2g}")
-    return Gap(J.shape[1] - len(kept), float(dropped[0]) if len(dropped) else 0.0, float(kept[-1]), cut)
+    return Gap(J.shape[1] - len(kept), float(dropped[0]) if len(dropped) else 0.0)
 
 
 def numerical_nullity(J: Float[Tensor, "n p"]) -> int:
@@ -59,34 +49,23 @@ def numerical_nullity(J: Float[Tensor, "n p"]) -> int:
     return singular_gap(J).nullity
 
 
-def jacobian_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> Float[Tensor, "n p"]:
-    """`jacobian` at a random truth and random inputs, three for each parameter.
-
-    Args:
-        router: of the truth.
-        k, d: atoms and dimension of the inputs, both at least 2.
-        expert: a key of `moe_theory.models.mixture.EXPERTS`.
-        seed: draws the truth and the inputs.
-    """
+def _random_truth(k: int, d: int, seed: int) -> MixingMeasure:
     check.integer("k", k, 2)
-    check.integer("d", d, 2)
-    G = draw_measure(k, d, seed, router_scale=d**0.5, expert_scale=2.0)
+    return draw_measure(k, check.integer("d", d, 2), seed, router_scale=d**0.5, expert_scale=2.0)
+
+
+def jacobian_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", seed: int) -> Float[Tensor, "n p"]:
+    """`jacobian` at a random truth and random inputs, three for each parameter; arguments are those of `nullity`."""
+    G = _random_truth(k, d, seed)
     return jacobian(G, uniform_inputs(3 * k * (2 * d + 2), d, seed + 1), router, expert)
 
 
-def centred_jacobian_at_random(
-    router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0
-) -> Float[Tensor, "n m"]:
+def centred_jacobian_at_random(router: Router, k: int, d: int, *, expert: str, seed: int) -> Float[Tensor, "n m"]:
     """`jacobian` in `(beta0, s, eta)` on `centred_tangents`, at a random truth and random inputs, five a parameter.
 
-    Every expert's hyperplane meets the cube of the inputs.
-
-    Args:
-        router, k, d, expert, seed: as for `jacobian_at_random`.
+    Every expert's hyperplane meets the cube of the inputs. Arguments are those of `nullity`.
     """
-    check.integer("k", k, 2)
-    check.integer("d", d, 2)
-    G = draw_measure(k, d, seed, router_scale=d**0.5, expert_scale=2.0)
+    G = _random_truth(k, d, seed)
     through = uniform_inputs(k, d, seed) / 2
     G.eta[:, -1] = -(G.eta[:, :-1] * through).sum(1)
     x = uniform_inputs(5 * k * (2 * d + 2), d, seed + 1)
@@ -104,9 +83,6 @@ def nullity(router: Router | str, k: int, d: int, *, expert: str = "tanh", seed:
         k, d: atoms and dimension of the inputs, both at least 2.
         expert: a key of `moe_theory.models.mixture.EXPERTS`.
         seed: draws the truth and the inputs.
-
-    Raises:
-        ValueError: for an argument outside its range, naming it.
     """
     return numerical_nullity(jacobian_at_random(as_router(router), k, d, expert=expert, seed=seed))
 
@@ -174,30 +150,24 @@ def held(start: Float[Tensor, "k d"], end: Float[Tensor, "k d"], router: Router)
 
 
 class Named(NamedTuple):
-    """The named null vectors of one Jacobian.
+    """The named null vectors of one Jacobian."""
 
-    Attributes:
-        rank: how many of them are independent.
-        image: the largest entry of their images, relative to the norms of the Jacobian and of the vectors.
-    """
-
-    rank: int
-    image: float
+    rank: int  # how many of them are independent
+    image: float  # the largest entry of their images, relative to the norms of the Jacobian and of the vectors
 
 
-def named_at_random(router: Router, k: int, d: int, *, expert: str = "tanh", seed: int = 0) -> Named:
-    """`null_vectors` against `jacobian`, at a random truth and 200 random inputs."""
+def named_at_random(router: Router, k: int, d: int, *, seed: int) -> Named:
+    """`null_vectors` against `jacobian`, at a random truth with tanh experts and 200 random inputs."""
     G = draw_measure(k, d, seed)
     V = torch.cat(list(null_vectors(G, router).values()), 1)
-    J = jacobian(G, uniform_inputs(200, d, seed), router, expert)
+    J = jacobian(G, uniform_inputs(200, d, seed), router, "tanh")
     return Named(int(torch.linalg.matrix_rank(V)), float((J @ V).abs().max() / (J.norm() * V.norm())))
 
 
 def shifted(G: MixingMeasure, c: Float[Tensor, " d"], router: Router) -> MixingMeasure:
     """The measure whose embeddings are `s_i + c`, a different parameter with the same function.
 
-    Raises:
-        ValueError: where some `s_i + c` is not an embedding: norm 1 or more (perturbed), not 1 (cosine).
+    ValueError where some `s_i + c` is not an embedding: norm 1 or more (perturbed), not 1 (cosine).
     """
     return G.with_(beta1=router.preimage(router.embedding(G.beta1) + c))
 
@@ -205,17 +175,12 @@ def shifted(G: MixingMeasure, c: Float[Tensor, " d"], router: Router) -> MixingM
 def admissible_shifts(
     s: Float[Tensor, "k d"], starts: int = 100, seed: int = 0
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m r"]]:
-    """Solutions c of `|s_i + c| = 1` for all i, by Gauss-Newton steps from normal random c.
+    """Solutions c of `|s_i + c| = 1` for all i, for unit vectors s_i, by Gauss-Newton steps from normal random c.
 
     Nothing is assumed about the solutions: each step solves the linearized equations in the least squares
     sense, and the starts that do not arrive (squared norms 1e-12 from 1) are dropped. A double root, as
-    c = 0 for `s_2 = -s_1`, is found to about 1e-7 only.
-
-    Returns:
-        The solutions, and the singular values of the constraints' Jacobian `2 (s_i + c)` at each.
-
-    Raises:
-        ValueError: if the s_i are not unit vectors.
+    c = 0 for `s_2 = -s_1`, is found to about 1e-7 only. With each solution come the singular values of the
+    constraints' Jacobian `2 (s_i + c)` at it.
     """
     if (s.norm(dim=1) - 1).abs().max() > 1e-9:
         raise ValueError("s: expected unit vectors")
@@ -234,22 +199,15 @@ def nearest_point(s: Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
 
 
 class Fibre(NamedTuple):
-    """The common shifts c that `admissible_shifts` finds for a truth, and what theory says of them.
-
-    Attributes:
-        shifts: those found.
-        points: how many different ones, to five decimals.
-        free: the numbers of null shifts at them, d less the rank of the constraints.
-        off: how far they are from `c orthogonal to s_i - s_l` and `|c + o| = |o|`.
-    """
+    """The common shifts c that `admissible_shifts` finds for a truth, and what theory says of them."""
 
     shifts: Float[Tensor, "m d"]
-    points: int
-    free: set[int]
-    off: float
+    points: int  # how many different ones, to five decimals
+    free: set[int]  # the numbers of null shifts at them, d less the rank of the constraints
+    off: float  # how far they are from `c orthogonal to s_i - s_l` and `|c + o| = |o|`
 
 
-def fibre(s: Float[Tensor, "k d"], seed: int = 0) -> Fibre:
+def fibre(s: Float[Tensor, "k d"], seed: int) -> Fibre:
     """The shifts c with `|s_i + c| = 1` for unit vectors s_i, from 100 random starts."""
     shifts, sigma = admissible_shifts(s, seed=seed)
     free = {s.shape[1] - int((row > 1e-6 * row[0]).sum()) for row in sigma}

@@ -1,8 +1,8 @@
 """Jacobians of a block of selected experts in closed form, and bounds on L and beta (smooth2025, Eq. 4 to 15).
 
-The block is `F(z) = sum_k pi_k(z) f_k(z)` over the K selected experts, pi the softmax of their logits
-h; `phi_k = f_k - F`. A router is *row-disjoint* if every logit has parameters of its own, as those of the
-linear and of the multi-headed router do.
+The block is `F(z) = sum_k pi_k(z) f_k(z)` over the K selected experts, pi the softmax of their logits h, whose
+gradients are dh; `phi_k = f_k - F`. A router is *row-disjoint* if every logit has parameters of its own, as those of
+the linear and of the multi-headed router do.
 """
 
 import math
@@ -23,12 +23,7 @@ def deviations(pi: Float[Tensor, "*batch K"], f: Float[Tensor, "*batch K o"]) ->
 def router_jacobian(
     pi: Float[Tensor, "*batch K"], f: Float[Tensor, "*batch K o"], dh: Float[Tensor, "*batch K p"]
 ) -> Float[Tensor, "*batch o p"]:
-    """`dF/dTheta^g = sum_k pi_k phi_k (x) dh_k = Cov_pi(f, dh)`, smooth2025, Eq. 4.
-
-    Args:
-        pi, f: gates and outputs of the K experts.
-        dh: gradients of the K logits in the p parameters of the router.
-    """
+    """`dF/dTheta^g = sum_k pi_k phi_k (x) dh_k = Cov_pi(f, dh)`, dh in the p parameters of the router; Eq. 4."""
     return torch.einsum("...k,...ko,...kp->...op", pi, deviations(pi, f), dh)
 
 
@@ -37,9 +32,7 @@ def router_norm(
 ) -> Float[Tensor, "*batch"]:
     """Frobenius norm of the router's Jacobian if the rows are disjoint: `sqrt(sum_k pi_k^2 |phi_k|^2 |dh_k|^2)`.
 
-    Args:
-        pi, f: gates and outputs of the K experts.
-        dh: gradient of logit k in its own d parameters.
+    dh_k is the gradient of logit k in its own d parameters.
     """
     return (pi.square() * deviations(pi, f).square().sum(-1) * dh.square().sum(-1)).sum(-1).sqrt()
 
@@ -50,12 +43,9 @@ def input_terms(
     dh: Float[Tensor, "*batch K d"],
     A: Float[Tensor, "*batch K o d"],
 ) -> Float[Tensor, "*batch K o d"]:
-    """The terms `c_k = pi_k (f_k (x) (dh_k - E_pi dh) + A_k)` whose sum is dF/dz, smooth2025, Eq. 8.
+    """The terms `c_k = pi_k (f_k (x) (dh_k - E_pi dh) + A_k)` whose sum is dF/dz, Eq. 8.
 
-    Args:
-        pi, f: gates and outputs of the K experts.
-        dh: gradients of the logits in the input.
-        A: Jacobians of the experts in the input.
+    dh are gradients of the logits, and A Jacobians of the experts, in the input.
     """
     centred = dh - (pi[..., None] * dh).sum(-2, keepdim=True)
     return pi[..., None, None] * (f[..., :, None] * centred[..., None, :] + A)
@@ -67,11 +57,7 @@ def pair_sum(c: Float[Tensor, "*batch K o d"]) -> Float[Tensor, "*batch"]:
 
 
 def pair_cosine(c: Float[Tensor, "*batch K o d"]) -> Float[Tensor, "*batch"]:
-    """The mean cosine of two different terms, weighted by their norms: `S / sum_{p != q} |c_p| |c_q|`.
-
-    Raises:
-        ValueError: for fewer than two terms.
-    """
+    """The mean cosine of two different terms, weighted by their norms: `S / sum_{p != q} |c_p| |c_q|`; two or more."""
     if c.shape[-3] < 2:
         raise ValueError(f"c: expected at least two terms, got {c.shape[-3]}")
     norms = c.square().sum((-2, -1)).sqrt()
@@ -81,8 +67,7 @@ def pair_cosine(c: Float[Tensor, "*batch K o d"]) -> Float[Tensor, "*batch"]:
 def equicorrelated(a: float, mu: float, k_eff: float) -> float:
     """Norm of `sum_k pi_k C_k` if `|C_k| = a` and `<C_p, C_q> = mu a^2`: `a sqrt(mu + (1 - mu) / K_eff)`.
 
-    Raises:
-        ValueError: for a or K_eff not positive, or where no such vectors exist (the square would be negative).
+    ValueError where no such vectors exist (the square would be negative).
     """
     square = mu + (1 - mu) / check.positive("k_eff", k_eff)
     if not 0 <= square <= 1:
@@ -94,35 +79,23 @@ def relative_jacobian(mu: float, k_eff: float) -> float:
     """`|dF/dW| / |F|` of a block over that of one expert: `1 / sqrt(1 + mu (K_eff - 1))`.
 
     For experts whose outputs all have one length and pairwise the cosine mu, and whose Jacobians have one norm.
-
-    Raises:
-        ValueError: for K_eff not positive, or where no such outputs exist.
+    ValueError where no such outputs exist.
     """
     return 1 / (math.sqrt(check.positive("k_eff", k_eff)) * equicorrelated(1.0, mu, k_eff))
 
 
 class Constants(NamedTuple):
-    """What the bounds on L and beta are made of, each a maximum over the selected experts at one input.
+    """What the bounds on L and beta are made of, each a maximum over the selected experts at one input."""
 
-    Attributes:
-        slope, bend: `|l'(F)|` and the largest eigenvalue of `l''(F)`.
-        G: operator norm of an expert's Jacobian in its parameters.
-        Gh: norm of a logit's gradient in its row.
-        R: `|phi_k|`.
-        Hf, Hh: norm of the Hessian of `<u, f_k>` in the expert's parameters, `u = l'/|l'|`, and of a logit.
-        energy: `sum pi^2 = 1 / K_eff`.
-        top: the largest gate.
-    """
-
-    slope: Float[Tensor, "*batch"]
-    bend: Float[Tensor, "*batch"]
-    G: Float[Tensor, "*batch"]
-    Gh: Float[Tensor, "*batch"]
-    R: Float[Tensor, "*batch"]
-    Hf: Float[Tensor, "*batch"]
-    Hh: Float[Tensor, "*batch"]
-    energy: Float[Tensor, "*batch"]
-    top: Float[Tensor, "*batch"]
+    slope: Float[Tensor, "*batch"]  # `|l'(F)|`
+    bend: Float[Tensor, "*batch"]  # the largest eigenvalue of `l''(F)`
+    G: Float[Tensor, "*batch"]  # operator norm of an expert's Jacobian in its parameters
+    Gh: Float[Tensor, "*batch"]  # norm of a logit's gradient in its row
+    R: Float[Tensor, "*batch"]  # `|phi_k|`
+    Hf: Float[Tensor, "*batch"]  # norm of the Hessian of `<u, f_k>` in the expert's parameters, `u = l'/|l'|`
+    Hh: Float[Tensor, "*batch"]  # norm of the Hessian of a logit
+    energy: Float[Tensor, "*batch"]  # `sum pi^2 = 1 / K_eff`
+    top: Float[Tensor, "*batch"]  # the largest gate
 
 
 def lipschitz_bound(c: Constants) -> Float[Tensor, "*batch"]:

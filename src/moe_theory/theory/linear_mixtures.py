@@ -16,11 +16,7 @@ from moe_theory.tasks.patches import NOISE, PatchBatch, PatchTask
 
 
 def sign_vectors(K: int) -> Float[Tensor, "M K"]:
-    """The M = 2^(K-1) vectors of K signs whose product is 1, float64.
-
-    Raises:
-        ValueError: for K < 1.
-    """
+    """The M = 2^(K-1) vectors of K >= 1 signs whose product is 1, float64."""
     signs = itertools.product((1.0, -1.0), repeat=check.integer("K", K, 1))
     return torch.tensor([tau for tau in signs if math.prod(tau) == 1], dtype=torch.float64)
 
@@ -51,18 +47,11 @@ def uncovered(task: PatchTask, way: str) -> tuple[float, float]:
     """Share of examples that are not covered: exactly, and its bound.
 
     The 2K inner products of signals and noise are independent N(0, 1/omega^2) with omega = sqrt(d/(P-3))/sigma_p, so
-    the share is 1 - E[(2 Phi(omega b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-omega min b).
-
-    Args:
-        task: any with P >= 4; its strengths are uniform, and their mean is taken over 400 midpoints each.
-        way: "by cluster" or "by sign".
-
-    Raises:
-        ValueError: for another way, or a task without noise patches.
+    the share is 1 - E[(2 Phi(omega b) - 1)^(2K)] with b the limit for z, and at most 4K Phi(-omega min b). The mean is
+    over 400 midpoints of each strength, which are uniform; the way is "by cluster" or "by sign", and P at least 4.
     """
-    share = {"by cluster": (1.0, 0.5), "by sign": (0.5, 1 / task.K)}[
-        check.choice("way", way, ("by cluster", "by sign"))
-    ]
+    shares = {"by cluster": (1.0, 0.5), "by sign": (0.5, 1 / task.K)}
+    share = shares[check.choice("way", way, shares)]
     if task.P < 4:
         raise ValueError(f"task: expected noise patches, P >= 4, got P={task.P}")
     middle = (torch.arange(400, dtype=torch.float64) + 0.5) / 400

@@ -26,17 +26,11 @@ Price = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Constant(NamedTuple):
-    """The smallest ratio of `|J delta|` to a weighted sum of block norms of delta.
+    """The smallest ratio of `|J delta|` to a weighted sum of block norms of delta."""
 
-    Attributes:
-        found: the smallest ratio found, an upper bound on the constant.
-        certified: a proved lower bound on it.
-        direction: the delta of `found`.
-    """
-
-    found: float
-    certified: float
-    direction: Float[Tensor, " p"]
+    found: float  # an upper bound on the constant
+    certified: float  # a proved lower bound on it
+    direction: Float[Tensor, " p"]  # the delta of `found`
 
 
 def lower_bound_constant(
@@ -49,10 +43,8 @@ def lower_bound_constant(
     On the ellipsoid `|J delta| <= sqrt(n)`, `delta = M y` with `|y| <= 1`. N is convex, so it climbs when
     y is replaced by the maximizer of N's linearization; the best of several starts is kept. The certificate:
     N is at most the sum of the blocks' spectral norms, and at most `sqrt(number of blocks)` times the
-    spectral norm of all blocks together, each block of rows of M with its weight.
-
-    Raises:
-        ValueError: if the blocks do not name every column once, or J has not full rank on the span.
+    spectral norm of all blocks together, each block of rows of M with its weight. ValueError if the blocks do not name
+    every column once, or J has not full rank on the span.
     """
     if sorted(i for block, _ in blocks for i in block) != list(range(J.shape[1])):
         raise ValueError(f"blocks: expected each of the {J.shape[1]} columns once")
@@ -84,13 +76,10 @@ def loss_blocks(G: MixingMeasure) -> list[tuple[list[int], float]]:
 
     To first order `L_3 = sum_j exp(beta0_j) (|dbeta0_j| + |dbeta1_j| + |deta_j|)`, or with ds_j for dbeta1_j.
     """
-    k, d = len(G), G.d
-    blocks = []
-    for j in range(k):
-        beta1 = list(range(k + j * d, k + (j + 1) * d))
-        eta = list(range(k + k * d + j * (d + 1), k + k * d + (j + 1) * (d + 1)))
-        blocks += [(block, float(G.beta0[j].exp())) for block in ([j], beta1, eta)]
-    return blocks
+    k, d = G.beta1.shape
+    beta0, beta1, eta = torch.arange(k * (2 * d + 2)).split([k, k * d, k * (d + 1)])
+    columns = zip(beta0.view(k, 1), beta1.view(k, d), eta.view(k, d + 1), G.beta0.exp().tolist(), strict=True)
+    return [(block.tolist(), weight) for *blocks, weight in columns for block in blocks]
 
 
 def centred_ratio(
@@ -126,9 +115,7 @@ def smallest_ratio(
     """Local minima of `|f_G - f_*| / L_3` over `G = G_* + delta`, centred, `|delta| = radius`.
 
     By BFGS in y, `delta = radius B y / |B y|`, B the basis; that of `whitened` makes the function's change about `|y|`.
-
-    Returns:
-        For each start, L_3 and the ratio at the end.
+    Of each descent L_3 and the ratio at the end are given.
     """
     check.positive("radius", radius)
 

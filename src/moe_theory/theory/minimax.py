@@ -18,11 +18,7 @@ from moe_theory.models.mixture import MixingMeasure
 
 
 def rescaled(G: MixingMeasure, factors: Float[Tensor, " k"]) -> MixingMeasure:
-    """G with its router vectors multiplied by positive numbers: the cosine router has the same scores.
-
-    Raises:
-        ValueError: for factors that are not finite and positive, or not one for each atom.
-    """
+    """G with its router vectors multiplied by positive numbers: the cosine router has the same scores."""
     if factors.shape != G.beta0.shape or not ((factors > 0) & torch.isfinite(factors)).all():
         raise ValueError(f"factors: expected {len(G)} finite numbers > 0, got {factors.tolist()}")
     return G.with_(beta1=G.beta1 * factors[:, None])
@@ -38,9 +34,7 @@ def radial_sequence(G: MixingMeasure, n: int) -> MixingMeasure:
 def split_sequence(G: MixingMeasure, n: int) -> MixingMeasure:
     """G_n below Eq. 24 (over-specified): two halves of the first atom, with `1 - 1/n` and `1 + 1/n` times its router.
 
-    Args:
-        G: the truth, one atom of which is in two.
-        n: at least 2. At 1 the first half would have a zero router vector, where the cosine is not defined.
+    n is at least 2: at 1 the first half would have a zero router vector, where the cosine is not defined.
     """
     check.integer("n", n, 2)
     twice = torch.tensor([0, *range(len(G))], device=G.beta0.device)
@@ -62,12 +56,8 @@ def two_point_bound(G: MixingMeasure, other: MixingMeasure, r: float = 1) -> flo
     Args:
         G, other: measures with distinct atoms and the same weights. Each atom of the one must be at least
             `max(1, 2^(1/2 - 1/r)) max(delta_j, delta_l)` away from every other atom of the other; no smaller
-            factor will do.
+            factor will do. ValueError otherwise: the bound is not proved (and, where atoms crowd, not true).
         r: power in L_1r, at least 1.
-
-    Raises:
-        ValueError: for an r below 1, or for measures that differ in weights, repeat an atom or are not so far apart,
-            for which the bound is not proved (and, where atoms crowd, not true).
     """
     if not (math.isfinite(r) and r >= 1):
         raise ValueError(f"r: expected a finite number >= 1, got {r!r}")
@@ -95,15 +85,11 @@ def least_sum(G: MixingMeasure, other: MixingMeasure, places: Float[Tensor, "m p
     """Least `L_1r(H, G) + L_1r(H, other)` over all measures H with atoms at the given places, whatever their weights.
 
     A linear program: an atom costs its weight times its distances to the two nearest atoms, and each cell
-    what its weight lacks or has too much, from 2 k slack variables either way.
+    what its weight lacks or has too much, from 2 k slack variables either way. ValueError if the solver fails.
 
     Args:
         G, other: two measures over inputs of one dimension d.
-        places: m atoms `(beta1, eta)`, p = 2 d + 1.
-        r: power in L_1r, at least 1.
-
-    Raises:
-        ValueError: if the solver fails.
+        places: m atoms `(beta1, eta)`, p = 2 d + 1; r: power in L_1r, at least 1.
     """
     cost, held = torch.zeros_like(places[:, 0]), []
     for target in (G, other):
@@ -159,15 +145,11 @@ def _prices(places: Float[Tensor, "m p"], target: MixingMeasure, cell: Int[Tenso
 def weight_bound(n: int, weight: float, noise: float, largest: float) -> float:
     """`weight noise / (2 largest sqrt(n))`, below which no estimator's risk in L_1r stays: any router, any r >= 1.
 
-    It comes from the weight of one atom alone, which L_1r does not raise to the power r: G and the
-    same measure with beta0_1 larger by `2 noise / (largest sqrt(n))`.
-
-    Args:
-        n: sample size; weight: exp(beta0_1).
-        noise: standard deviation of the Gaussian noise.
-        largest: a bound on the absolute value of the experts.
+    It comes from the weight exp(beta0_1) of one atom alone, which L_1r does not raise to the power r: G and the
+    same measure with beta0_1 larger by `2 noise / (largest sqrt(n))`. `noise` is the standard deviation of the Gaussian
+    noise, and `largest` bounds the absolute value of the experts.
     """
     check.integer("n", n, 1)
-    values = {"weight": weight, "noise": noise, "largest": largest}
-    weight, noise, largest = (check.positive(name, value) for name, value in values.items())
+    for name, value in (("weight", weight), ("noise", noise), ("largest", largest)):
+        check.positive(name, value)
     return weight * noise / (2 * largest * math.sqrt(n))

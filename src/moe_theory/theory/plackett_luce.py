@@ -12,19 +12,12 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.func import hessian, jacrev
 
 from moe_theory import _validate as check
 
-#: Up to this M inclusion probabilities are sums over sets.
-ENUMERATED = 12
-
-#: Step of the trapezoidal rule in log t, and how many steps it goes below and above the arrivals.
-STEP, BELOW, ABOVE = 0.1, 400, 40
-
-#: Largest spread of the logits; beyond it the weights e^h underflow.
-WIDEST = 600
-
+ENUMERATED = 12  # up to this M inclusion probabilities are sums over sets
+STEP, BELOW, ABOVE = 0.1, 400, 40  # of the trapezoidal rule in log t, and its steps below and above the arrivals
+WIDEST = 600  # largest spread of the logits; beyond it the weights e^h underflow
 GATES = ("all", "selected", "inclusion")
 
 
@@ -55,13 +48,8 @@ def subsets(experts: int, k: int) -> Bool[Tensor, "S M"]:
 def order_probability(h: Float[Tensor, " M"], order: Int[Tensor, "R k"]) -> Float[Tensor, " R"]:
     """`P(s_1, ..., s_K) = prod_r w_{s_r} / (W - w_{s_1} - ... - w_{s_{r-1}})`, W the sum of all weights.
 
-    In logarithms, and what is left is summed anew at each step, so that no digits are lost.
-
-    Args:
-        h: logits; order: rows of distinct experts, in the order drawn.
-
-    Raises:
-        ValueError: for logits that are not finite, or a row that names an expert twice.
+    In logarithms, and what is left is summed anew at each step, so that no digits are lost. Experts in a row of `order`
+    are distinct.
     """
     h = _logits(h, order.shape[1])
     chosen = torch.nn.functional.one_hot(order, len(h))
@@ -75,13 +63,8 @@ def order_probability(h: Float[Tensor, " M"], order: Int[Tensor, "R k"]) -> Floa
 def set_probability(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"]) -> Float[Tensor, " S"]:
     """`P(T = S) = sum_{Q subset of S} (-1)^|Q| Lam / (Lam + w(Q))`, Lam the weight of the experts not in S.
 
-    For K = M, where there are none, the probability is 1.
-
-    Args:
-        h: logits, at most 12 (the sum has 2^K terms of alternating sign); members: rows with K members each.
-
-    Raises:
-        ValueError: for logits that are not finite or too many, or rows of different size.
+    For K = M, where there are none, the probability is 1. All rows have K members, and M is at most 12: the sum has 2^K
+    terms of alternating sign.
     """
     sizes = members.sum(1)
     if members.shape[1] != len(h) or (sizes != sizes[0]).any():
@@ -135,24 +118,15 @@ def inclusion_by_quadrature(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M
 
 
 def inclusion_probabilities(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M"]:
-    """`p_m = P(m in T)`, in float64; by sets for M up to 12, by quadrature beyond.
-
-    Raises:
-        ValueError: for logits that are not finite or not one-dimensional, or a k outside 1..M.
-    """
+    """`p_m = P(m in T)`, in float64; by sets for M up to 12, by quadrature beyond."""
     return (inclusion_by_sets if len(h) <= ENUMERATED else inclusion_by_quadrature)(h, k)
 
 
 def set_gates(h: Float[Tensor, " M"], members: Bool[Tensor, "S M"], gate: str) -> Float[Tensor, "S M"]:
-    """Gates of each set, zero for experts outside it.
+    """Gates of each set, zero for experts outside it; all sets have the same number of members.
 
-    Args:
-        h: logits; members: rows with the same number of members each.
-        gate: "all" for the softmax over all M (Appendix C of smooth2025), "selected" for the softmax over the set
-            (its Section 4.2), "inclusion" for the softmax over all M divided by p_m (Horvitz and Thompson).
-
-    Raises:
-        ValueError: for another gate.
+    The gate is "all" for the softmax over all M (Appendix C of smooth2025), "selected" for the softmax over the set
+    (its Section 4.2), "inclusion" for the softmax over all M divided by p_m (Horvitz and Thompson).
     """
     check.choice("gate", gate, GATES)
     h = _logits(h, int(members[0].sum()))
@@ -173,12 +147,8 @@ def pathwise_and_score(
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
     """The two parts of the gradient of `sum_S P(T = S; h) l(S; h)` in h, by enumeration (M at most 12).
 
-    Args:
-        h: logits; k: experts drawn.
-        losses: (h, members) to the losses l of the sets, shape (S,).
-
-    Returns:
-        `sum_S P dl` (what differentiating through a draw gives on average) and `sum_S l dP` (what it omits).
+    They are `sum_S P dl` (what differentiating through a draw gives on average) and `sum_S l dP` (what it omits);
+    `losses` takes (h, members) to the losses l of the sets, shape (S,).
     """
     members = subsets(len(h), k).to(h.device)
     h = h.detach().double().requires_grad_()
@@ -203,24 +173,6 @@ def score_by_orders(h: Float[Tensor, " M"], k: int, losses: Callable[[Tensor, Te
 def slope_bound(p: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """`phi(p) = -(1 - p) log(1 - p) <= min(p, 1/e)`: no inclusion probability p has a larger slope in its own logit."""
     return -torch.special.xlog1py(1 - p, -p)
-
-
-def steepest(
-    path: Float[Tensor, "s M"], values: Float[Tensor, " S"], members: Bool[Tensor, "S M"], tau: float
-) -> tuple[float, float]:
-    """Largest slope in one logit, and norm of the Hessian, of `sum_S P(T = S; h / tau) values_S` for h on a path.
-
-    Args:
-        path: logits; values: losses of the sets; members: the sets, all of one size; tau: temperature of the noise.
-    """
-    check.positive("tau", tau)
-
-    def mean(h: Tensor) -> Tensor:
-        return set_probability(h / tau, members) @ values
-
-    slopes = torch.stack([jacrev(mean)(h) for h in path])
-    curvatures = torch.stack([hessian(mean)(h) for h in path])
-    return float(slopes.abs().max()), float(torch.linalg.matrix_norm(curvatures, 2).max())
 
 
 def largest_jump(losses: Float[Tensor, " S"], members: Bool[Tensor, "S M"]) -> Float[Tensor, ""]:

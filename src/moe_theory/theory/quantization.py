@@ -18,12 +18,7 @@ def quantization_loss(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"]) -> Float
 
 
 def cells(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"]) -> tuple[Float[Tensor, " M"], Float[Tensor, "M d"]]:
-    """Numbers n_j of the inputs in the cells, and their means, which of an empty cell is its center u_j.
-
-    Args:
-        x: inputs, none of which lies between two cells.
-        u: centers.
-    """
+    """Numbers n_j of the inputs in the cells, none between two, and their means; an empty cell has its center."""
     at = nearest(x, u)
     n = torch.bincount(at, minlength=len(u)).to(x)
     mean = torch.zeros_like(u).index_add_(0, at, x) / n.clamp(min=1)[:, None]
@@ -33,12 +28,7 @@ def cells(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"]) -> tuple[Float[Tenso
 def gradient_step(
     x: Float[Tensor, "n d"], u: Float[Tensor, "M d"], eta: float | Float[Tensor, "M 1"]
 ) -> Float[Tensor, "M d"]:
-    """`u_j + (2 eta n_j / n)(mean_j - u_j)`: a step of gradient descent on `quantization_loss`.
-
-    Args:
-        x: inputs; u: centers.
-        eta: step size, one for all centers or a tensor (M, 1) with one for each.
-    """
+    """`u_j + (2 eta n_j / n)(mean_j - u_j)`: a step of gradient descent on `quantization_loss`."""
     n, mean = cells(x, u)
     return u + 2 * eta * n[:, None] / len(x) * (mean - u)
 
@@ -47,9 +37,6 @@ def drop(x: Float[Tensor, "n d"], u: Float[Tensor, "M d"], eta: float) -> float:
     """`sum_j (n_j/n)(1 - (1 - 2 eta n_j/n)^2) |mean_j - u_j|^2`, by which a step lowers the loss at least.
 
     It lowers it by exactly that much if no input changes its cell.
-
-    Args:
-        x: inputs; u: centers; eta: step size.
     """
     n, mean = cells(x, u)
     share = n / len(x)

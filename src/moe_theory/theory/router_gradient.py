@@ -29,14 +29,9 @@ PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "
 #: What jumps at a boundary, at points of the plane.
 Jump = Callable[[Float[Tensor, "*n 2"]], Float[Tensor, "*n"]]
 
-#: Radius beyond which a standard normal in the plane is ignored; the mass left out is exp(-32).
-REACH = 8.0
-
-#: Nodes in the radius, and in the angle for each piece of the circle.
-RADII, ANGLES = 40, 20
-
-#: Points on a circle over which a function is integrated.
-POINTS = 64
+REACH = 8.0  # radius beyond which a standard normal in the plane is ignored; the mass left out is exp(-32)
+RADII, ANGLES = 40, 20  # nodes in the radius, and in the angle for each piece of the circle
+POINTS = 64  # on a circle over which a function is integrated
 
 
 def logit_jacobian(
@@ -48,13 +43,7 @@ def logit_jacobian(
 ) -> Float[Tensor, "*batch M o"]:
     """`dF/dh`, row k the derivative of the layer's output in the logit of expert k, selection held fixed.
 
-    Args:
-        h: logits; f: outputs of all M experts; k: experts selected.
-        rule: how they are selected; noise: what it needs.
-
-    Raises:
-        ValueError: for a rule that is none or whose gates are not those of a softmax, a k outside 1..M, NaN logits,
-            or sampling without noise.
+    ValueError for a rule whose gates are not those of a softmax, NaN logits, or sampling without noise.
     """
     chosen = with_softmax(rule).chosen(check.finite("h", h), k, noise)
     share = rule.shares(h, chosen)
@@ -69,12 +58,7 @@ def equation_20(
     """Derivative of F with a softmax over all in the parameters of every head: smooth2025, Eq. 20, as printed, with
     its last factor the derivative of logit j, and corrected.
 
-    Args:
-        h: logits; f: outputs of all M experts; k: experts selected, those of the k largest logits.
-        dh: `dh[j, m]`, the derivative of logit j in the parameters of head m.
-
-    Raises:
-        ValueError: for a k outside 1..M, or NaN logits.
+    The k largest logits are selected; `dh[j, m]` is the derivative of logit j in the parameters of head m.
     """
     pi, chosen = torch.softmax(check.finite("h", h), -1), topk_set(h, k)
     factor = (pi * chosen)[:, None] * (torch.eye(len(h)).to(pi) - pi)  # pi_j (delta_jm - pi_m)
@@ -123,10 +107,8 @@ class Ray(NamedTuple):
 def _ties(theta: Float[Tensor, "M 2"]) -> list[Ray]:
     """Every half-line on which two logits of a linear router tie, in order of the angle.
 
-    Turning left, i overtakes j where x is orthogonal to `theta_i - theta_j` and a quarter turn behind it.
-
-    Raises:
-        ValueError: for two equal rows, whose tie is everywhere.
+    Turning left, i overtakes j where x is orthogonal to `theta_i - theta_j` and a quarter turn behind it. ValueError
+    for two equal rows, whose tie is everywhere.
     """
     rays = []
     for i, j in permutations(range(len(theta)), 2):
@@ -140,10 +122,8 @@ def _ties(theta: Float[Tensor, "M 2"]) -> list[Ray]:
 def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
     """Where the k largest of the logits `<theta_m, x>` of a linear router in the plane change, in order of the angle.
 
-    These are the half-lines on which two logits tie as the k-th and the (k+1)-th largest.
-
-    Raises:
-        ValueError: for a k outside 1..M, two equal rows, or three logits that tie all along such a half-line.
+    These are the half-lines on which two logits tie as the k-th and the (k+1)-th largest. ValueError for two equal
+    rows, or three logits that tie all along such a half-line.
     """
     theta = check.finite("theta", theta.detach())
     topk_set(theta[:, 0], k)
@@ -160,17 +140,17 @@ def boundary_rays(theta: Float[Tensor, "M 2"], k: int) -> list[Ray]:
     return rays
 
 
-def _legendre(nodes: int, device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Gauss-Legendre nodes and weights (float64) on [-1, 1]."""
+def legendre(cuts: list[float], nodes: int, device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+    """Gauss-Legendre nodes and weights (float64) on the intervals between sorted cuts, `nodes` on each."""
     z, w = (torch.from_numpy(a).to(device) for a in np.polynomial.legendre.leggauss(nodes))
-    return z, w
+    x = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise(cuts)])
+    return x, torch.cat([(b - a) / 2 * w for a, b in pairwise(cuts)])
 
 
 def _radii(device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
     """Nodes and weights for `int_0^inf g(r) e^(-r^2/2) dr / (2 pi)`."""
-    z, w = _legendre(RADII, device)
-    r = REACH * (z + 1) / 2
-    return r, REACH / 2 * w * torch.exp(-r.square() / 2) / (2 * math.pi)
+    r, w = legendre([0.0, REACH], RADII, device)
+    return r, w * torch.exp(-r.square() / 2) / (2 * math.pi)
 
 
 def plane_nodes(theta: Float[Tensor, "M 2"]) -> tuple[Float[Tensor, "n 2"], Float[Tensor, " n"]]:
@@ -181,9 +161,7 @@ def plane_nodes(theta: Float[Tensor, "M 2"]) -> tuple[Float[Tensor, "n 2"], Floa
     """
     cuts = sorted([ray.angle for ray in _ties(theta.detach())] + [i * math.pi / 2 for i in range(5)])
     r, w_r = _radii(theta.device)
-    z, w = _legendre(ANGLES, theta.device)
-    phi = torch.cat([(a + b) / 2 + (b - a) / 2 * z for a, b in pairwise(cuts)])
-    w_phi = torch.cat([(b - a) / 2 * w for a, b in pairwise(cuts)])
+    phi, w_phi = legendre(cuts, ANGLES, theta.device)
     x = r[:, None, None] * torch.stack([phi.cos(), phi.sin()], -1)
     return x.flatten(0, 1), ((w_r * r)[:, None] * w_phi).flatten()
 
@@ -203,10 +181,7 @@ def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
 
     On a boundary where logits i and j tie, with u = h_i - h_j, it adds `int (loss with i - loss with j)
     (du/dtheta) / |grad_x u| p(x) dS`; here `du/dtheta_i = x = -du/dtheta_j` and `grad_x u = theta_i - theta_j`.
-    Both losses have the k - 1 larger logits selected besides.
-
-    Raises:
-        ValueError: as `boundary_rays`.
+    Both losses have the k - 1 larger logits selected besides. It refuses what `boundary_rays` does.
     """
     theta = theta.detach()
     missing = torch.zeros_like(theta)
@@ -240,15 +215,13 @@ def mean_gradient(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float
     return torch.autograd.grad(plane_risk(theta, k, loss), theta)[0]
 
 
-def risk_differences(
-    theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss, *, step: float = 1e-4
-) -> Float[Tensor, "M 2"]:
+def risk_differences(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, "M 2"]:
     """The slope of `plane_risk` in every entry of theta, by central differences of fourth order.
 
     Their step is smaller where two rows are near each other: a boundary turns as fast as their distance is small.
     """
     slope = torch.zeros_like(theta)
-    step = step * torch.pdist(theta.detach()).min().clamp(max=1.0)
+    step = 1e-4 * torch.pdist(theta.detach()).min().clamp(max=1.0)
     for i in range(theta.numel()):
         for at, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
             moved = theta.clone()
@@ -270,9 +243,8 @@ def disc_integral(jump: Jump, center: Float[Tensor, " 2"], a: Float[Tensor, ""])
     the risk at K = 1, gates 1 and 0, less that of the second expert alone.
     """
     e = _circle(center.device)
-    z, w = (t[:, None] for t in _legendre(RADII, center.device))
-    r = (z + 1) / 2
-    return a * (w * r * jump(center + a.sqrt() * r[..., None] * e)).sum() * math.pi / len(e)
+    r, w = (t[:, None] for t in legendre([0.0, 1.0], RADII, center.device))
+    return a * (w * r * jump(center + a.sqrt() * r[..., None] * e)).sum() * 2 * math.pi / len(e)
 
 
 def circle_term(jump: Jump, center: Float[Tensor, " 2"], a: Float[Tensor, ""]) -> Float[Tensor, " 3"]:

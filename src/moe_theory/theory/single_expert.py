@@ -1,10 +1,7 @@
 """What one additive expert `F(x) = sum_p f(x_p)` can reach (Chen et al. 2022, Theorem 4.1, Appendix B).
 
-On the patch task such an expert sees an example of cluster k as `F = f(y alpha v_k) + f(beta c_k) +
-f(epsilon gamma v_k') + sum f(noise)`. Theorem 4.1 bounds its accuracy by 7/8 when alpha and gamma
-share a law; here are the witness that attains 7/8 for every K, the exact optimum for uniform laws
-that differ, and a search that needs no proof to find the optimum on a grid of strengths. An expert is
-blind (to centres) if f(beta c_k) is the same for all k; twice the error is then the least.
+On the patch task `F = f(y alpha v_k) + f(beta c_k) + f(epsilon gamma v_k') + sum f(noise)`. An expert is blind (to
+centres) if f(beta c_k) is the same for all k; twice the error is then the least.
 """
 
 import itertools
@@ -52,16 +49,10 @@ def tight_witness(K: int) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
 
     `f(s v_k) = sign(s) w_k`, `f(s c_k) = f_center_k`, and 0 on noise. In order of rising w, the gap
     below each w_k exceeds the sum of all gaps above it, and f_center_k lies strictly between that sum
-    and that gap; also f_center_k < w_k. All entries are integers and every |F| is at least 1.
+    and that gap; also f_center_k < w_k. All entries are integers, in float64, and every |F| is at least 1.
 
     Args:
         K: number of clusters, 2 to 50 (beyond, the integers leave float64).
-
-    Returns:
-        `(w, f_center)`, both (K,) float64.
-
-    Raises:
-        ValueError: for a K outside its range.
     """
     if check.integer("K", K, 2) > 50:
         raise ValueError(f"K: expected at most 50, where 2^K is exact in float64, got {K}")
@@ -86,10 +77,7 @@ def ceiling(alpha: tuple[float, float], gamma: tuple[float, float], *, blind: bo
     """The best accuracy of any additive expert when alpha and gamma are uniform on two intervals.
 
     `1 - P(alpha in I) P(gamma in I) / 8` with I the overlap of the intervals: 7/8 for equal laws,
-    0.925 in settings 1 and 2, 1 for disjoint ones. Blind to centres: 3/4, 0.85 and 1.
-
-    Raises:
-        ValueError: if an argument is not a pair (low, high) with 0 < low < high.
+    0.925 in settings 1 and 2, 1 for disjoint ones. Blind to centres: 3/4, 0.85 and 1. Intervals have 0 < low < high.
     """
     for name, value in (("alpha", alpha), ("gamma", gamma)):
         low, high = check.strength_range(name, value)
@@ -116,16 +104,8 @@ def best_additive_accuracy(
 
     The unknowns are f(s_i v_k), f(-s_i v_k), f(c_k) and, for each configuration of the data, whether
     it is answered with margin at least 1. Noise patches and the law of beta play no part: f there only
-    shifts F independently of the rest. No step of the proof of Theorem 4.1 is used.
-
-    Args:
-        p, q: laws of alpha and gamma on the grid.
-        K: number of clusters, at least 2.
-        blind: whether f(c_k) has to be the same for all k.
-
-    Raises:
-        ValueError: for a K below 2, or what are not two laws on one grid.
-        RuntimeError: if the solver does not prove optimality.
+    shifts F independently of the rest. No step of the proof of Theorem 4.1 is used. The laws of alpha and gamma on one
+    grid are p and q; RuntimeError if the solver does not prove optimality.
     """
     check.integer("K", K, 2)
     for name, law in (("p", p), ("q", q)):
@@ -142,17 +122,14 @@ def best_additive_accuracy(
             configurations.append(row)
             weights.append(p[a] * q[b] / (4 * K * (K - 1)))
     n = len(weights)
-    slack = 3 * LARGEST + 1
+    sizes, slack = (signals + K, n), 3 * LARGEST + 1
     rule = LinearConstraint(np.hstack([np.array(configurations), -slack * np.eye(n)]), lb=1 - slack)
     rising = np.diff(np.eye(signals + K + n)[signals : signals + K], axis=0)
     found = milp(
         np.concatenate([np.zeros(signals + K), -np.array(weights)]),
         constraints=[rule, LinearConstraint(rising, lb=0, ub=0 if blind else np.inf)],
-        integrality=np.concatenate([np.zeros(signals + K), np.ones(n)]),
-        bounds=Bounds(
-            np.concatenate([np.full(signals + K, -LARGEST), np.zeros(n)]),
-            np.concatenate([np.full(signals + K, LARGEST), np.ones(n)]),
-        ),
+        integrality=np.repeat([0, 1], sizes),
+        bounds=Bounds(np.repeat([-LARGEST, 0], sizes), np.repeat([LARGEST, 1], sizes)),
     )
     if found.status != 0:
         raise RuntimeError(f"the mixed-integer program was not solved to optimality: {found.message}")
@@ -164,12 +141,8 @@ def witness_cnn(task: PatchTask, width: float = 0.05, *, blind: bool = False) ->
 
     Its response to a label signal of strength s is a staircase: w_k of `tight_witness` where alpha
     and gamma overlap, more where only alpha can be, 0 where only gamma can be, below both laws, and
-    on noise patches short enough; its steps are ramps of the given width, two ReLUs each.
-
-    Args:
-        task: supplies signals and strength laws.
-        width: of a ramp, in units of strength, > 0.
-        blind: leaves out the filters on centres, which leaves the best network blind to centres.
+    on noise patches short enough; its steps are ramps of the given width > 0 in units of strength, two ReLUs each.
+    Blind to centres it is without the filters on centres.
     """
     check.positive("width", width)
     w, f_center = tight_witness(task.K)

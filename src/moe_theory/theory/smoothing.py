@@ -9,12 +9,8 @@ For uniform noise the integrand is a polynomial between the points where a facto
 Gauss-Legendre quadrature on those pieces is exact. For Gaussian noise it is analytic and decays at
 both ends, where the trapezoidal rule converges faster than any power of its step.
 
-The work for n rows is n q M triples (row, node, expert). Each takes about 9 operations: a difference,
-G, 3 multiplications for the product of the others, g, and 2 multiplications and an addition for the
-sum. Uniform noise has q = M (M/2 + 1) nodes: n = 100,000 rows of M = 8 are 32 million triples, 0.3
-billion operations, while logits and answers are 13 MB. So the arithmetic binds as long as the ten or
-so temporaries of a block stay in the cache, which they do in blocks of `BLOCK` triples. A call on so
-small a block ends before a second thread is worth waiting for; all of them run on the calling thread.
+The n q M triples (row, node, expert) are taken in blocks of `BLOCK`, whose temporaries stay in the cache; calls on so
+small blocks end before a second thread is worth waiting for.
 """
 
 import math
@@ -33,16 +29,9 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.rules import topk_set
 
-#: Triples (row, node, expert) in one temporary, half a megabyte of them.
-BLOCK = 1 << 16
-
-#: Standard deviations around the largest logit that the Gaussian integrals cover; the mass left out
-#: is below 256 Phi(-9) < 3e-17.
-REACH = 9.0
-
-#: Standard deviations between two logits from which on Gaussian noise leaves their order; it exchanges them with a
-#: probability of Phi(-16 / sqrt(2)) = 6e-30.
-FAR = 16.0
+BLOCK = 1 << 16  # triples (row, node, expert) in one temporary, half a megabyte of them
+REACH = 9.0  # deviations about the largest logit that Gaussian integrals cover; left out is below 256 Phi(-9) < 3e-17
+FAR = 16.0  # deviations between logits that noise leaves in order; it exchanges them with Phi(-16 / sqrt(2)) = 6e-30
 
 
 class _Law(NamedTuple):
@@ -85,16 +74,8 @@ def _trapezoid_nodes(h: Float[Tensor, "n M"]) -> tuple[Float[Tensor, " q"], Floa
 
 
 _LAWS = {
-    "uniform": _Law(
-        lambda z: ((z >= 0) & (z < 1)).to(z),
-        lambda z: z.clamp(0, 1),
-        _legendre_nodes,
-    ),
-    "gaussian": _Law(
-        lambda z: torch.exp(-z * z / 2) / math.sqrt(2 * math.pi),
-        torch.special.ndtr,
-        _trapezoid_nodes,
-    ),
+    "uniform": _Law(lambda z: ((z >= 0) & (z < 1)).to(z), lambda z: z.clamp(0, 1), _legendre_nodes),
+    "gaussian": _Law(lambda z: torch.exp(-z * z / 2) / math.sqrt(2 * math.pi), torch.special.ndtr, _trapezoid_nodes),
 }
 
 
@@ -102,9 +83,6 @@ def kappa(noise: str = "uniform", scale: float = 1.0) -> float:
     """The least upper bound of the noise density (Remark C.2).
 
     `1 / scale` for Unif[0, scale], `1 / (scale sqrt(2 pi))` for N(0, scale^2).
-
-    Raises:
-        ValueError: for an unknown noise or a scale that is not > 0.
     """
     check.choice("noise", noise, _LAWS)
     check.positive("scale", scale)
@@ -157,11 +135,7 @@ def keep_probability(h: Float[Tensor, "n M"], k: int, *, scale: float) -> Float[
     above the best rejected one, and of rejected ones `FAR` below the last selected one.
 
     Args:
-        h: logits; k: experts selected.
-        scale: standard deviation of the noise, > 0.
-
-    Raises:
-        ValueError: for NaN or infinite logits, a k outside 1..M, or a scale that is not > 0.
+        h: finite logits; k: experts selected; scale: standard deviation of the noise, > 0.
     """
     h = check.finite("h", h.double()) / check.positive("scale", scale)
     stays, chosen = torch.ones_like(h[:, 0]), topk_set(h, k)
@@ -209,11 +183,7 @@ def _rows(h, noise: str, scale: float) -> tuple[Float[Tensor, "n M"], torch.Size
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """torch runs on the calling thread alone; afterwards, and after an error, as the caller had set it.
-
-    A call split over two threads ends when the later one does. Where another process holds a core that
-    is a time slice of the scheduler, some milliseconds, for a call of some microseconds.
-    """
+    """torch runs on the calling thread alone; afterwards, and after an error, as the caller had set it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -295,14 +265,10 @@ def tie_variation(experts: int) -> float:
 
 
 def gaussian_constant(experts: int) -> tuple[float, float]:
-    """The largest local Lipschitz constant found for N(0, 1) noise: an expert against M - 1 equal ones.
+    """The largest local Lipschitz constant found for N(0, 1) noise: an expert against M - 1 equal ones, M at least 2.
 
-    Args:
-        experts: their number M, at least 2; any size, since equal competitors reduce to one integral.
-
-    Returns:
-        `(constant, lead)`: the maximum over the lead t of `2 E[g(Z - t)]`, Z the largest of M - 1
-        standard normals, and the t that attains it. The constant tends to `2 kappa` as M grows.
+    It is the maximum over the lead t of `2 E[g(Z - t)]`, Z the largest of M - 1 standard normals; the t that attains
+    it is given, too. The constant tends to `2 kappa` as M grows.
     """
     M = check.integer("experts", experts, 2)
     u = np.linspace(-REACH, 2 * REACH, 20_001)

@@ -27,18 +27,13 @@ class OneTooMany:
     """Measures about a centred G_* with atom j in two, by coordinates `p = (v, z)`, and the logit of a share.
 
     v and z together have norm 1, and `y = |z| z`: scaling p by c moves v by c and y by c^2.
-
-    Attributes:
-        G: the truth, centred; j: the atom that is two.
-        x: the inputs, whose root mean square is the norm.
-        router, expert: of the mixture; expert is a key of `moe_theory.models.mixture.EXPERTS`, twice differentiable.
     """
 
-    G: MixingMeasure
-    j: int
-    x: Float[Tensor, "n d"]
+    G: MixingMeasure  # the truth, centred
+    j: int  # the atom that is two
+    x: Float[Tensor, "n d"]  # the inputs, whose root mean square is the norm
     router: Router
-    expert: str
+    expert: str  # a key of `moe_theory.models.mixture.EXPERTS`, twice differentiable
 
     def parts(self) -> tuple[Float[Tensor, "p m"], Float[Tensor, "n m"], Float[Tensor, "n q q"]]:
         """M (see `whitened`, on centred tangents), `J M`, and `w_j / 2 grad^2 Psi_j / D`."""
@@ -118,28 +113,19 @@ class OneTooMany:
 
 
 class Lowest(NamedTuple):
-    """The lowest ratios that descents find.
+    """The lowest ratios that descents find."""
 
-    Attributes:
-        limit: as t goes to 0; p: where, with the logit 0 of the share 1/2 appended.
-        near: by t, the lowest ratio and the loss L_2 there.
-        first: (p, logit) from which the descents at the distances t begin.
-    """
-
-    limit: float
-    p: Float[Tensor, " c"]
-    near: dict[float, tuple[float, float]]
-    first: Float[Tensor, " c"]
+    limit: float  # as t goes to 0
+    p: Float[Tensor, " c"]  # where, with the logit 0 of the share 1/2 appended
+    near: dict[float, tuple[float, float]]  # by t, the lowest ratio and the loss L_2 there
+    first: Float[Tensor, " c"]  # (p, logit) from which the descents at the distances t begin
 
 
 def lowest(pair: OneTooMany, starts: Float[Tensor, "m c"], distances: Sequence[float]) -> Lowest:
     """The lowest `|f_G - f_*| / L_2` in the limit and at distances t.
 
-    Either search also starts where the other ended, so that the lowest values differ by what the limit neglects.
-
-    Args:
-        pair: the measures; starts: coordinates p, the last of them for the distances, the others for the limit.
-        distances: of t; the limit is also sought from where the descents at the last of them end.
+    The last of the starts p is for the distances, the others for the limit. Either search also starts where the other
+    ended, so that the lowest values differ by what the limit neglects.
     """
     at_0 = pair.limit()
     ends = [descended(at_0, p) for p in starts[:-1]]

@@ -17,38 +17,27 @@ def split(
 ) -> MixingMeasure:
     """The measure in which some atoms are two each: `(s_j, eta_j) + moves[j][0]` and `... + moves[j][1]`.
 
-    Args:
-        G, router: the measure, and what its embeddings s are.
-        moves: by atom, two displacements of `(s, eta)`, p = 2 d + 1.
-        share: of the weight, for the first of the two; between 0 and 1.
-
-    Raises:
-        ValueError: for an atom that is not there, another share, or an s that is not an embedding.
+    p = 2 d + 1, and the first of the two has the share, between 0 and 1, of the weight. ValueError for an s that is not
+    an embedding.
     """
     if not set(moves) <= set(range(len(G))) or not 0 < share < 1:
         raise ValueError(f"moves, share: expected atoms below {len(G)} and 0 < share < 1, got {sorted(moves)}, {share}")
-    beta0, beta1, eta = [], [], []
+    atoms = []
     for j in range(len(G)):
-        if j not in moves:
-            beta0.append(G.beta0[j : j + 1])
-            beta1.append(G.beta1[j : j + 1])
-            eta.append(G.eta[j : j + 1])
-            continue
-        beta0.append(G.beta0[j] + G.beta0.new_tensor([share, 1 - share]).log())
-        beta1.append(router.preimage(router.embedding(G.beta1[j : j + 1]) + moves[j][:, : G.d]))
-        eta.append(G.eta[j] + moves[j][:, G.d :])
-    return MixingMeasure(torch.cat(beta0), torch.cat(beta1), torch.cat(eta))
+        beta0, beta1, eta = G.beta0[j : j + 1], G.beta1[j : j + 1], G.eta[j : j + 1]
+        if j in moves:
+            beta0 = beta0 + beta0.new_tensor([share, 1 - share]).log()
+            beta1 = router.preimage(router.embedding(beta1) + moves[j][:, : G.d])
+            eta = eta + moves[j][:, G.d :]
+        atoms.append((beta0, beta1, eta))
+    return MixingMeasure(*(torch.cat(parts) for parts in zip(*atoms, strict=True)))
 
 
 def scaled(G: MixingMeasure, scale: float, router: Router, *, degree: int = 1, share: float = 0.5) -> MixingMeasure:
     """Atom 1 in two, with `scale eta` and `other eta`, `share scale^p + (1 - share) other^p = 1`: the same function.
 
-    Args:
-        G, router: as for `split`; the experts are homogeneous of degree p, `phi(c z) = c^p phi(z)` for c > 0.
-        scale: of the first half, between 0 and `share^(-1/p)`; degree: p; share: of the weight, for the first half.
-
-    Raises:
-        ValueError: for a scale that leaves none for the other half.
+    The experts are homogeneous of the degree p, `phi(c z) = c^p phi(z)` for c > 0, and the scale is between 0 and
+    `share^(-1/p)`.
     """
     rest = (1 - share * scale**degree) / (1 - share)
     if not (scale > 0 and rest > 0):
@@ -94,9 +83,6 @@ def bump_square(G: MixingMeasure, e: Float[Tensor, " q"], t: float, router: Rout
     Returns:
         By quadrature over a strip about the hyperplane of the first expert, and by the law for small t,
         `t^3 / 6` times the integral over the hyperplane of `pi_1^2 |e.(x, 1)|^3` times the density over |a_1|.
-
-    Raises:
-        ValueError: for inputs of another dimension.
     """
     if G.d != 3:
         raise ValueError(f"G: expected inputs of dimension 3, got {G.d}")
@@ -123,10 +109,8 @@ def left_over(
 ) -> tuple[float, float]:
     """`|(1 - P) b|`, b the change of f by a split of eta_1 as in `bump_square`, e made a unit vector across eta_1.
 
-    P is the projection on the columns of the Jacobian of f. `|b|` is a quadrature, `|P b|` a mean over inputs x.
-
-    Returns:
-        It and the law for `|b|` at small t.
+    P is the projection on the columns of the Jacobian of f. `|b|` is a quadrature, `|P b|` a mean over inputs x. The
+    law for `|b|` at small t comes with it.
     """
     e = e - (e @ G.eta[0]) / (G.eta[0] @ G.eta[0]) * G.eta[0]
     e = e / e.norm()

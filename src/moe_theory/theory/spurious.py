@@ -57,10 +57,7 @@ def clusters(
 ) -> Points:
     """Equally likely clusters N(mean, I) with constant targets, and `spurious` standard Gaussian directions after.
 
-    Args:
-        mean: of each cluster, in the relevant directions; y: its target.
-        spurious: number of directions that are the same for all clusters.
-        nodes: of the quadrature in each relevant direction; spurious_nodes: in each of the others.
+    The quadrature has `nodes` in each relevant direction and `spurious_nodes` in each of the others.
     """
     z, a = gaussian_nodes(mean.shape[1], nodes)
     x2, c = gaussian_nodes(spurious, spurious_nodes)
@@ -79,12 +76,9 @@ def stretched(points: Points, relevant: int, root: Float[Tensor, "s s"]) -> Poin
 def specialists(
     mean: Float[Tensor, "k r"], y: Float[Tensor, "k o"], spurious: int, rng: torch.Generator, *, scale: float = 1.0
 ) -> Weights:
-    """An expert for each cluster: its logit a quarter of the log-likelihood, its answer the target and noise.
+    """An expert for each of the `clusters`: its logit a quarter of the log-likelihood, its answer the target and noise.
 
-    Args:
-        mean, y: of each cluster, as in `clusters`.
-        spurious: number of spurious directions, whose weights are random; scale: their standard deviation.
-        rng: draws them and the noise.
+    Weights of the spurious directions are random, with the scale as standard deviation.
     """
     W2, off = (torch.randn(len(mean), n, generator=rng, dtype=mean.dtype) for n in (spurious, y.shape[1]))
     return Weights(-mean.square().sum(1) / 8, torch.cat([mean / 4, scale * W2], 1), y + 0.3 * off)
@@ -95,9 +89,7 @@ def two_experts(
 ) -> Weights:
     """A start with one expert for the clusters below `border` and one for those above; each answers their mean target.
 
-    Args:
-        mean, y, spurious, rng: as in `specialists`.
-        border: where the two logits are equal, if the spurious inputs are zero.
+    At the border the two logits are equal if the spurious inputs are zero.
     """
     low = mean[:, 0] < border
     W1 = torch.tensor([[-1.0], [1.0]], dtype=mean.dtype)
@@ -150,13 +142,8 @@ def averaged_loss(
 ) -> Float[Tensor, ""]:
     """E_z of the data's loss at bias b + z, the spurious columns W_2 times 1 - epsilon (Appendix D).
 
-    Args:
-        theta, points: where, and the law of the data.
-        relevant: number of columns of W before W_2.
-        root: the spurious inputs have the covariance C = root root^T.
-        epsilon: how much W_2 shrinks.
-        variance: z is Gaussian with covariance `variance` times W_2 C W_2^T.
-        nodes: of the quadrature over z, in each spurious direction.
+    The first `relevant` columns of W are before W_2, the spurious inputs have the covariance C = root root^T, and z is
+    Gaussian with covariance `variance` times W_2 C W_2^T; the quadrature has `nodes` in each spurious direction.
     """
     W2 = theta.W[:, check.integer("relevant", relevant, 0) :]
     small = torch.cat([theta.W[:, :relevant], (1 - epsilon) * W2], 1)
@@ -176,17 +163,11 @@ def descend(theta: Weights, points: Points, decay: Decay, *, rate: float, steps:
 
 
 class Carried(NamedTuple):
-    """A descent of T steps, and what the curvature in the bias alone makes of the spurious weights it began with.
+    """A descent of T steps, and what the curvature in the bias alone makes of the spurious weights it began with."""
 
-    Attributes:
-        spurious: W_2 before the first step and after each.
-        predicted: the same, as the product of the matrices of every step says.
-        lowest: smallest eigenvalue of H before each step.
-    """
-
-    spurious: Float[Tensor, "T+1 M s"]
-    predicted: Float[Tensor, "T+1 M s"]
-    lowest: Float[Tensor, " T"]
+    spurious: Float[Tensor, "T+1 M s"]  # W_2 before the first step and after each
+    predicted: Float[Tensor, "T+1 M s"]  # the same, as the product of the matrices of every step says
+    lowest: Float[Tensor, " T"]  # smallest eigenvalue of H before each step
 
 
 def carried(
@@ -201,11 +182,7 @@ def carried(
 ) -> Carried:
     """Descent from `theta`, and beside it W_2 <- W_2 - rate (H W_2 C + 2 lambda_1 W_2), which never looks at its W_2.
 
-    Args:
-        theta, points, decay: where it starts, the law of the data, the coefficients.
-        relevant: number of columns of W before W_2.
-        C: covariance of the spurious inputs.
-        rate, steps: of the descent.
+    C is the covariance of the spurious inputs; the first `relevant` columns of W are before W_2.
     """
     spurious, predicted, lowest = [theta.W[:, relevant:]], [theta.W[:, relevant:]], []
     for after in descend(theta, points, decay, rate=rate, steps=steps):
@@ -218,29 +195,17 @@ def carried(
 
 
 class Minimum(NamedTuple):
-    """Where the loss was found to be smallest nearby.
-
-    Attributes:
-        theta: the weights; loss: the regularized loss there.
-        slope: largest entry of its gradient.
-        curvature: eigenvalues of its Hessian, ascending; with an undecayed bias one is zero, a common shift of it.
-    """
+    """Where the loss was found to be smallest nearby."""
 
     theta: Weights
-    loss: float
-    slope: float
-    curvature: Float[Tensor, " p"]
+    loss: float  # the regularized loss there
+    curvature: Float[Tensor, " p"]  # eigenvalues of its Hessian, ascending; one is zero with an undecayed bias
 
 
 def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = True) -> Minimum:
     """A local minimum of the loss: quasi-Newton steps from `theta`, then Newton's to rounding.
 
-    Args:
-        theta: where the search starts; points: the law of the data; decay: the coefficients.
-        bias: whether the router's bias is trained too; it stays as it is otherwise.
-
-    Raises:
-        RuntimeError: where the search ends at no minimum, as at a saddle.
+    Without `bias` the router's stays as it is. RuntimeError where the search ends at no minimum, as at a saddle.
     """
     shapes = [t.shape for t in theta]
     fixed = theta.b.numel() if not bias else 0
@@ -268,19 +233,17 @@ def find_minimum(theta: Weights, points: Points, decay: Decay, *, bias: bool = T
     curvature, left = torch.linalg.eigvalsh(hessian(value, v)), float(up.abs().max())
     if not (left <= 1e-9 and curvature[0] >= -1e-9):
         raise RuntimeError(f"no minimum: the search ended at slope {left:.0e}, smallest curvature {curvature[0]:.0e}")
-    return Minimum(unpack(v), float(value(v)), left, curvature)
+    return Minimum(unpack(v), float(value(v)), curvature)
 
 
 def mode_rates(
-    theta: Weights, points: Points, decay: Decay, *, rate: float, steps: int, size: float = 1e-3
+    theta: Weights, points: Points, decay: Decay, *, rate: float, steps: int
 ) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
     """Rates at which a small spurious weight vanishes near a minimum: H_i + 2 lambda_1, and those of a descent.
 
-    Args:
-        theta: a minimum; points: the law of the data, the last direction spurious; decay: the coefficients.
-        rate, steps: of a descent on all weights.
-        size: length of the spurious weight, along each eigenvector of H, from which it starts.
+    The last direction is spurious; the descent, on all weights, starts from a small one along each eigenvector of H.
     """
+    size = 1e-3
     eigenvalue, vectors = torch.linalg.eigh(bias_hessian(theta, points))
     measured = []
     for v in vectors.T:
@@ -328,9 +291,7 @@ def quartic_minimum(
 ) -> tuple[float, float]:
     """The minimum (b, w) of E((b + w x)^2 - 1)^2 + decay_w w^2 + decay_b b^2 that a search from (0.01, 0.6) finds.
 
-    Args:
-        x, p: values of the spurious input, and their probabilities.
-        decay_w, decay_b: lambda_1 and lambda_b.
+    The spurious input has the values x with probabilities p; the decays are lambda_1 and lambda_b.
     """
 
     def value_and_slope(v: np.ndarray) -> tuple[float, np.ndarray]:
@@ -346,8 +307,7 @@ def quartic_minimum(
 def bump_moments(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Float[np.ndarray, "13 4"]:
     """E x phi', E phi', E phi'' and E x^2 phi'' for the bumps phi = exp(-(x - c)^2 / 2), c = -3, -2.5, ..., 3.
 
-    Args:
-        x, p: values of the spurious input, and their probabilities.
+    The spurious input has the values x with probabilities p.
     """
     off = x - np.linspace(-3, 3, 13)[:, None]
     bump = np.exp(-(off**2) / 2)
@@ -356,12 +316,7 @@ def bump_moments(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"]) -> Floa
 
 
 def stein_fit(x: Float[np.ndarray, " n"], p: Float[np.ndarray, " n"], moments: int = 2) -> tuple[np.ndarray, float]:
-    """Least squares of E x phi' by the next `moments` of `bump_moments`: coefficients, and what is left of its norm.
-
-    Args:
-        x, p: values of the spurious input, and their probabilities.
-        moments: 2 for E phi' and E phi'', 3 for E x^2 phi'' as well.
-    """
+    """Least squares of E x phi' by the next `moments` of `bump_moments`: coefficients, and what is left of its norm."""
     of = bump_moments(x, p)
     y, A = of[:, 0], of[:, 1 : check.integer("moments", moments, 1) + 1]
     c = np.linalg.lstsq(A, y, rcond=None)[0]

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-#: Where the runs start, in multiples of which nothing changes, and the step size of Appendix A.
-START, ALPHA = (1.0, 0.5), 0.1
+START, ALPHA = (1.0, 0.5), 0.1  # where the runs start; nothing changes in multiples of it; step size of Appendix A
 
 
 def walk(x: Float[Tensor, "r T b"], gates: Float[Tensor, "r T b 2"]) -> Float[Tensor, "r T+1 2"]:

@@ -154,11 +154,8 @@ def behind_two_blocks(
 ) -> tuple[Callable[[Tensor], Tensor], Float[Tensor, " p"]]:
     """The cross-entropy of one example behind two blocks of k tanh experts in 8 dimensions, and its parameters.
 
-    Of 32 experts drawn, correlated by rho, the first k are there; logits have standard deviation 0.1.
-
-    Args:
-        k: experts of a block, at most 32; rho: correlation of the weights of two experts; seed: draws all weights.
-        normalized: whether each block's output is divided by its root mean square.
+    Of 32 experts drawn, the weights of two correlated by rho, the first k are there; logits have standard deviation
+    0.1. If `normalized`, each block's output is divided by its root mean square.
     """
     rng, d = torch_stream(seed, "weights"), 8
     x, start = normal(rng, d), []

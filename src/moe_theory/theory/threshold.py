@@ -5,7 +5,6 @@ the only parameter. With the selection first the risk over x uniform on [-1, 1] 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.rules import Rule, topk_set
+from moe_theory.theory.router_gradient import legendre
 from moe_theory.theory.smoothing import route_probabilities
 
-#: Nodes of the quadrature between two kinks.
-NODES = 24
+NODES = 24  # of the quadrature between two kinks
 
 
 def threshold_logits(x: Float[Tensor, "*n"], b: Float[Tensor, "*#n"]) -> Float[Tensor, "*n 2"]:
@@ -31,28 +30,14 @@ def threshold_loss(x: Float[Tensor, "*n"], gates: Float[Tensor, "*n 2"]) -> Floa
     return (gates @ gates.new_tensor([1.0, -1.0]) - x.sign()).square()
 
 
-def _pieces(cuts: list[float], device: torch.device) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Gauss-Legendre nodes and weights (float64) on the intervals between sorted cuts."""
-    z, w = (torch.from_numpy(a).to(device) for a in np.polynomial.legendre.leggauss(NODES))
-    x = torch.cat([(a + c) / 2 + (c - a) / 2 * z for a, c in pairwise(cuts)])
-    return x, torch.cat([(c - a) / 2 * w for a, c in pairwise(cuts)])
-
-
 def threshold_risk(b: Float[Tensor, ""], rule: Rule, end: float = 1.0) -> Float[Tensor, ""]:
     """Mean loss over x uniform on [-1, end], by quadrature between the kinks at 0 and b.
 
-    Differentiated by autograd in b it gives the mean of the per-example gradients: the nodes are constants.
-
-    Args:
-        b: a float64 scalar; the kinks are taken at a detached copy of it.
-        rule: how one of the two experts is selected and gets its gate.
-        end: of the interval, > 0.
-
-    Raises:
-        ValueError: for an end that is not > 0.
+    Differentiated by autograd in b it gives the mean of the per-example gradients: the nodes are constants, and the
+    kinks are taken at a detached copy of b, which is float64.
     """
     kink, end = float(b.detach()), check.positive("end", end)
-    x, w = _pieces(sorted({-1.0, 0.0, end, *(c for c in (kink,) if -1 < c < end)}), b.device)
+    x, w = legendre(sorted({-1.0, 0.0, end, *(c for c in (kink,) if -1 < c < end)}), NODES, b.device)
     return w @ threshold_loss(x, rule.gates(threshold_logits(x, b), 1)) / (1 + end)
 
 
@@ -61,12 +46,9 @@ def noisy_threshold_risk(b: Float[Tensor, ""], width: float) -> Float[Tensor, ""
 
     It is 4 times the probability of the wrong expert under uniform noise of the width s; the derivative by autograd
     is exact, since the probabilities are continuous in b.
-
-    Raises:
-        ValueError: for a width that is not > 0.
     """
     at = float(b.detach())
-    x, w = _pieces(sorted({-1.0, 0.0, 1.0, *(c for c in (at - width, at, at + width) if -1 < c < 1)}), b.device)
+    x, w = legendre(sorted({-1.0, 0.0, 1.0, *(c for c in (at - width, at, at + width) if -1 < c < 1)}), NODES, b.device)
     p = route_probabilities(threshold_logits(x, b), "uniform", width)
     return w @ (4 * torch.where(x > 0, p[:, 1], p[:, 0])) / 2
 

@@ -36,15 +36,8 @@ def noise_law(d: int, r: float, *, sigma: float = 1.0, nodes: int = 300) -> Law:
     """The law of one coordinate of `N(0, sigma^2 I_d)` truncated to the ball of radius r.
 
     Its density is `e^(-tau^2 / 2 sigma^2)` times the mass of the ball of radius `sqrt(r^2 - tau^2)` under the other
-    d - 1 coordinates, which is `(r^2 - tau^2)^((d - 1) / 2)` times an analytic function: Gauss-Gegenbauer nodes.
-
-    Args:
-        d: dimension; r: radius of the truncation, `float("inf")` for none.
-        sigma: standard deviation before the truncation.
-        nodes: number N of nodes.
-
-    Raises:
-        ValueError: for a dimension or a number of nodes below 1, or a radius or sigma that is not > 0.
+    d - 1 coordinates, which is `(r^2 - tau^2)^((d - 1) / 2)` times an analytic function: Gauss-Gegenbauer nodes. With
+    the radius `float("inf")` nothing is truncated.
     """
     half, sigma = (check.integer("d", d, 1) - 1) / 2, check.positive("sigma", sigma)
     check.integer("nodes", nodes, 1)
@@ -121,12 +114,8 @@ def by_pairs(
 def router_path(law: Law, m: Float[ndarray, " T"], s: float) -> Float[ndarray, "2 T"]:
     """The flow `dw/dt = -dL/dw` with u at its optimum: s and the time t at which `<w, z>` has grown to each m.
 
-    `<w, z>` never falls, so it serves as the clock: `ds/dm = a s / (a m + b)`, `dt/dm = 1 / (a m + b)`.
-
-    Args:
-        law: of the noise, of radius below 1.
-        m: increasing; the flow starts at the first.
-        s: where the part across z starts.
+    `<w, z>` never falls, where the noise has a radius below 1, so it serves as the clock: `ds/dm = a s / (a m + b)`,
+    `dt/dm = 1 / (a m + b)`. The m increase; the flow starts at the first of them and at s.
     """
 
     def slope(at, state):
@@ -138,13 +127,7 @@ def router_path(law: Law, m: Float[ndarray, " T"], s: float) -> Float[ndarray, "
 
 
 def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " T"]) -> Float[ndarray, "2 T"]:
-    """The same flow for any law, where `<w, z>` may fall: m and s at the times.
-
-    Args:
-        law: of the noise.
-        start: m > 0 and s > 0 at the first time.
-        times: increasing.
-    """
+    """The same flow for any law, where `<w, z>` may fall: m and s at the increasing times, both > 0 at the first."""
 
     def drive(_, state):
         m = np.asarray(state[0])
@@ -222,12 +205,9 @@ def joint_loss(law: Law, state: Float[ndarray, " 4"]) -> float:
 
 
 def joint_drive(law: Law, state: Float[ndarray, " 4"], *, ratio: float) -> Float[ndarray, " 4"]:
-    """`-dL/dw` along and across z, and `-ratio dL/du` along and across v.
+    """`-dL/dw` along and across z, and `-ratio dL/du` along and across v, ratio being `eta_u / eta_w`.
 
-    Args:
-        law: of the noise.
-        state: m, s, beta, gamma: `u = beta v + ` a vector of length gamma across v; nothing else of u counts.
-        ratio: of the learning rates, `eta_u / eta_w`.
+    The state is m, s, beta, gamma: `u = beta v + ` a vector of length gamma across v; nothing else of u counts.
     """
     m, s, beta, gamma = map(np.asarray, state)
     slope, _, mean, square, _ = _means(law, m, s)
@@ -240,19 +220,9 @@ def joint_drive(law: Law, state: Float[ndarray, " 4"], *, ratio: float) -> Float
 def joint_flow(
     law: Law, start: Float[ndarray, " 4"], times: Float[ndarray, " T"], *, ratio: float
 ) -> Float[ndarray, "4 T"]:
-    """Gradient flow of both, u `ratio` times as fast as w: rows m, s, beta, gamma at the times.
-
-    Args:
-        law: of the noise.
-        start: m, s, beta, gamma at the first time.
-        times: increasing.
-        ratio: of the learning rates, `eta_u / eta_w`.
-    """
+    """Gradient flow of both, u `ratio` times as fast as w: rows m, s, beta, gamma at the increasing times."""
     check.positive("ratio", ratio)
-
-    def drive(_, state):
-        return joint_drive(law, state, ratio=ratio)
-
+    drive = lambda _, state: joint_drive(law, state, ratio=ratio)  # noqa: E731
     return solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-12).y
 
 
@@ -268,13 +238,8 @@ def valley_rate(law: Law) -> float:
 def saddle_exit(law: Law, start: Float[ndarray, " 4"], *, ratio: float) -> float:
     """`tan theta` where the joint flow from a small start has left the saddle: `<w, z>` passes 1/5 going up.
 
-    Args:
-        law: of the noise.
-        start: m, s, beta, gamma, on the side of z: `m + beta / sqrt(ratio) > 0`.
-        ratio: of the learning rates, `eta_u / eta_w`.
-
-    Raises:
-        ValueError: if the flow has not left by the time `12 / sqrt(ratio)`.
+    The start m, s, beta, gamma is on the side of z: `m + beta / sqrt(ratio) > 0`. ValueError if the flow has not left
+    by the time `12 / sqrt(ratio)`.
     """
     times = np.linspace(0, 12, 900) / check.positive("ratio", ratio) ** 0.5
     m, s, *_ = joint_flow(law, start, times, ratio=ratio)

@@ -96,13 +96,6 @@ def neighbours(points: int, n: int) -> Int[Tensor, "R points n"]:
     return torch.tensor([[(a, *r) for a in range(points)] for r in rest])
 
 
-def _in_span(x: Float[Tensor, "B u d"], start: Float[Tensor, "B d"]) -> tuple[Tensor, Tensor]:
-    """Coordinates of x and start in the span of the points, which no run leaves but for a part of start that no
-    score sees."""
-    Q, R = torch.linalg.qr(x.mT)
-    return R.mT, (start[:, None] @ Q)[:, 0]
-
-
 def _trained(loss, x, y, start, alphas, data, batch) -> tuple[Tensor, Tensor]:
     """Parameters (B, D, S, d) after all S sequences of batches, and the largest gradient (B,) on the way."""
     n = data.shape[1]
@@ -132,28 +125,21 @@ def exact_stability(
     """Uniform stability (smooth2025, Eq. 1) of B problems, by enumeration: every data set of n of the u points,
     every neighbour of it, every sequence of batches, every point to be tested.
 
-    Args:
-        loss: one for all problems.
-        x, y: the u points of each problem.
-        start: where SGD starts.
-        alphas: step sizes.
-        n: number of data.
-        batch: how many of them a step averages, drawn uniformly without replacement; the two runs see the same.
+    A step averages a batch of the n data, drawn uniformly without replacement; the two runs see the same. ValueError
+    for more than 2^20 sequences of batches.
 
     Returns:
         eps, and L: the largest norm of a gradient, over all points, where any of the runs has been. Along a segment
         it is largest at an end, so that L serves for the segment between two runs too.
-
-    Raises:
-        ValueError: for a batch above n, or more than 2^20 sequences of batches.
     """
     if check.integer("batch", batch, 1) > check.integer("n", n, 1):
         raise ValueError(f"batch: expected at most n = {n}, got {batch}")
     sequences = math.comb(n, batch) ** alphas.shape[1]
     if sequences > 2**20:
         raise ValueError(f"alphas: expected at most 2^20 sequences of batches to enumerate, got {sequences}")
-    if x.shape[2] > x.shape[1]:
-        x, start = _in_span(x, start)
+    if x.shape[2] > x.shape[1]:  # coordinates in the span of the points, all of start and of a run that a score sees
+        Q, R = torch.linalg.qr(x.mT)
+        x, start = R.mT, (start[:, None] @ Q)[:, 0]
     data = neighbours(x.shape[1], n)
     rows = max(1, 2**20 // (data.numel() * sequences))  # as many problems at once as keeps the memory small
     done = []
@@ -173,10 +159,8 @@ def huber_witness(T: int, L: float = 1.0, a: float = 0.5) -> tuple[Loss, Tensor,
     Two of them, y = a and y = -a, see the first coordinate. With beta = (2T + 2) L / a and steps 2 / beta it stays
     where their losses have slope L or -L, so each draw of the point that differs pushes the two runs 2 alpha L
     apart and no step brings them together. The third sees the second coordinate, which stays 0: it pushes nothing,
-    but has curvature beta there, so that no smaller beta serves on any region that contains the runs.
-
-    Returns:
-        `(loss, x, y, start, alphas)`, as `exact_stability` takes them, B = 1.
+    but has curvature beta there, so that no smaller beta serves on any region that contains the runs. Given are
+    `(loss, x, y, start, alphas)`, as `exact_stability` takes them, B = 1.
     """
     T, L, a = check.integer("T", T, 1), check.positive("L", L), check.positive("a", a)
     beta = (2 * T + 2) * L / a
@@ -190,10 +174,7 @@ def hill_witness(T: int, L: float = 1.0, beta: float = 1.0) -> tuple[Loss, Tenso
 
     The runs start on top of it. A step on the hill drives them apart by the factor `1 + alpha beta`; each draw of
     the ramp that differs pushes them 2 alpha L apart. With `(1 + alpha beta)^T = 2` no run leaves `|w| <= L / beta`,
-    where the slope of the hill is at most L.
-
-    Returns:
-        `(loss, x, y, start, alphas)`, as `exact_stability` takes them, B = 1.
+    where the slope of the hill is at most L. Given is the same as for `huber_witness`.
     """
     alpha = (2 ** (1 / check.integer("T", T, 1)) - 1) / check.positive("beta", beta)
     x, y = torch.ones(1, 3, 1, dtype=torch.float64), torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
@@ -230,9 +211,6 @@ def random_problems(loss: Loss, number: int, T: int, rng: torch.Generator) -> Pr
     """Standard normal points, five a problem, and starts, of dimension 1 to 4, filled up with zeros to 4; responses
     of `SQUARES` standard normal, of the others 1 or -1. All T steps of every other problem are 2 / beta, those of
     the others a share of it, each its own, uniform on [0.05, 1].
-
-    Raises:
-        ValueError: for a T below 1.
     """
     normal = lambda *shape: torch.randn(number, *shape, generator=rng, dtype=torch.float64)  # noqa: E731
     x, y, w = normal(5, 4), normal(5), normal(4)

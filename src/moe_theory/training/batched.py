@@ -90,13 +90,7 @@ def _beside(hold: Tensor, g: Tensor) -> Tensor:
 def batches(
     data: Sequence[Examples], steps: int, batch: int, seeds: Sequence[int]
 ) -> Iterator[tuple[Float[Tensor, "R B D"], Float[Tensor, "R B o"]]]:
-    """Inputs and labels of `batch` examples of each data set, `steps` times, drawn with replacement.
-
-    Args:
-        data: R data sets.
-        steps, batch: how often, and how many at a time.
-        seeds: R of them, each draws from one set.
-    """
+    """Inputs and labels of `batch` examples of each data set, `steps` times, drawn with replacement."""
     x, y = (torch.cat([getattr(part, name) for part in data]) for name in ("x", "y"))
     first = torch.tensor([0, *(len(part.x) for part in data)]).cumsum(0)
     streams = [stream(seed, "order") for seed in seeds]
@@ -110,13 +104,9 @@ def batches(
 def losses(
     networks: nn.Module, data: Sequence[Examples], *, weighted: bool = False, rows: int = 500
 ) -> Float[Tensor, " R"]:
-    """Mean squared error of each network on data of its own, every input sent to one expert, or as in training.
+    """Mean squared error of each network on data of its own, R sets of one size, some `rows` at a time.
 
-    Args:
-        networks: R of them, a `moe_theory.models.soft.SoftMoE` or `DenseNets`.
-        data: R data sets of one size.
-        weighted: whether the experts are weighted by the gates, as in training.
-        rows: examples at a time.
+    Every input is sent to one expert, or the experts are `weighted` by the gates, as in training.
     """
     x, y = (torch.stack([getattr(part, name) for part in data]) for name in ("x", "y"))
     answer = networks if weighted else networks.routed

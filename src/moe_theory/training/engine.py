@@ -222,7 +222,8 @@ def train_patch_moe(
             noise, gate or router of one's own. All are looked at before the first step.
     """
     seeds, how, sigma = _checked(locals())
-    paths = _plain if _own(train, test, noise, gate, router, sigma, how) else _fast
+    paper = noise == "uniform" and gate is softmax_gate and router is linear_router
+    paths = _fast if paper and all(map(described, (train, test))) else _plain
     if paths is _plain and how.biases:
         raise ValueError("variant: expected 'as written' with data, noise, gate or router of your own, got " + variant)
     layer = Layer(sigma.value, router, gate, resolve_noise(noise))
@@ -248,6 +249,8 @@ def _checked(given: dict) -> tuple[list[int], Variant, Activation]:
     kinds |= {"normalized": bool | np.bool_, "same_start": bool | np.bool_, "gate": Callable, "router": Callable}
     for name, kind in kinds.items():
         check.instance(name, given[name], kind)
+    for name in ("train", "test"):
+        given[name].checked(name)
     seeds = [check.integer("seeds", seed, 0) for seed in given["seeds"]]
     check.tensor("test", given["test"].x, "n", "P", given["train"].x.shape[2])
     for name in ("experts", "steps", "record_every"):
@@ -258,13 +261,7 @@ def _checked(given: dict) -> tuple[list[int], Variant, Activation]:
     how = VARIANTS[check.choice("variant", given["variant"], VARIANTS)]
     if check.integer("filters", given["filters"], 1) % 2 and how.biases:
         raise ValueError(f"filters: expected an even number, half for each logit, got {given['filters']}")
-    return seeds, how, resolve_activation(given["activation"])
-
-
-def _own(train: PatchBatch, test: PatchBatch, noise, gate, router, sigma: Activation, how: Variant) -> bool:
-    """Whether something is not the paper's, so that the products of this module do not apply."""
-    paper = noise == "uniform" and gate is softmax_gate and router is linear_router
-    return not (paper and all(map(described, (train, test))))
+    return seeds, how, resolve_activation(given["activation"], given["train"].y)
 
 
 def _fast(layer: Layer, train: PatchBatch, test: PatchBatch, sigma: Activation, how: Variant, filters: int, balance):

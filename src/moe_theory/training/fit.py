@@ -18,11 +18,6 @@ def fit(loss: Callable[[Batch], Tensor], batches: Iterable[Batch], optimizer: Op
 
     A step is taken when its loss is asked for, so that one can measure between two steps; the gradients of
     the last step stay in the parameters.
-
-    Args:
-        loss: of a batch, a scalar.
-        batches: what `loss` is called with, one for each step.
-        optimizer: of the parameters that the loss depends on.
     """
     for batch in batches:
         optimizer.zero_grad()
@@ -37,11 +32,7 @@ def annealed(
 ) -> Iterator[float]:
     """`fit` with Adam, whose rate rises to `rate` in `WARM_UP` steps and falls in a straight line to 0 at the end.
 
-    Args:
-        loss, batches: as in `fit`.
-        parameters: those that need a gradient are trained.
-        rate: the largest step size.
-        steps: number of batches.
+    Of the parameters those that need a gradient are trained; there is a batch for each of `steps`.
     """
     adam = torch.optim.Adam([p for p in parameters if p.requires_grad], rate, fused=True)
     slope = torch.optim.lr_scheduler.LambdaLR(adam, lambda t: min((t + 1) / WARM_UP, 1) * (1 - t / steps))

@@ -74,11 +74,6 @@ class Experts:
 
     Biases, if any, are a last column of W. The large tensors are allocated once: asking the
     system for fresh memory in every step costs as much as the arithmetic.
-
-    Args:
-        x: the examples.
-        a: (J,) output signs.
-        sigma: the activation.
     """
 
     def __init__(self, x: Parts, a: Float[Tensor, " J"], sigma: Activation):

@@ -4,23 +4,18 @@ Many problems of one size are solved at once. The unknowns of a problem are the 
 vectors beta1 behind them: in s the three routers are one model, `<s_i, u(x)> + beta0_i`, and differ
 in the set s may range over: a sphere (cosine), or the ball that a compact parameter space leaves.
 
-Operations: the normal matrix of m rows takes `m p^2` multiplications for `p = 2 k (d + 1)` unknowns,
-of which symmetry would spare a half and blocks spare a quarter; everything else is O(n k d). Beyond
-`ROWS` rows it is therefore formed from the first `ROWS`, which changes the step and not where it
+The normal matrix of m rows takes `m p^2` multiplications for `p = 2 k (d + 1)` unknowns; everything else is O(n k d).
+Beyond `ROWS` rows it is therefore formed from the first `ROWS`, which changes the step and not where it
 stops: gradient and sum of squares always come from all rows.
 
-When has a descent arrived? That steps gain nothing is no answer: a step against the gradient gains
-nothing either. At a minimum the residuals r are orthogonal to the columns of J, those the constraints
-leave. Were r linear in the unknowns, the best step would take `max_d |r|^2 - |r - J d|^2 = g^T H^+ g`
-off the sum of squares, `g = J^T r`, `H = J^T J`: the squared length of the projection of r on the
-tangent space. Over the residual variance `|r|^2 / n` it is `promise = n cos^2(r, tangent space)`, which
-no change of units or of unknowns alters (Bates and Watts 1981, up to a factor (n - p) / (n p)). It is in
-the unit of the gains and is held against the same tolerance t: in units of standard errors, the point
-then lies within sqrt(t) of where the best step leads. As H is a sum in single precision, curvatures
-below `ROUNDING` of its diagonal are not told from zero; they are damped by as much. Ends that gain
-nothing and yet promise several residual variances are met in practice: descents jam at the kinks of ReLU
-experts, or creep along the valley that one expert too many leaves. At a minimum that lies on kinks the
-promise need not vanish: each kink adds up to about the leverage of its example, which falls as 1 / n.
+A descent that gains nothing need not have arrived. Were the residuals r linear in the unknowns, the best step would
+take `g^T H^+ g` off the sum of squares, `g = J^T r`, `H = J^T J`: the squared length of the projection of r on the
+tangent space. Over the residual variance `|r|^2 / n` it is `promise = n cos^2(r, tangent space)`, which no change of
+units or of unknowns alters (Bates and Watts 1981, up to a factor (n - p) / (n p)) and which is 0 at a minimum. Held
+against a tolerance t it says that the point lies within sqrt(t) standard errors of where the best step leads. As H is
+a sum in single precision, curvatures below `ROUNDING` of its diagonal are not told from zero; they are damped by as
+much. At a minimum on kinks of ReLU experts the promise need not vanish: each adds up to about the leverage of its
+example, which falls as 1 / n.
 """
 
 from dataclasses import dataclass, fields
@@ -214,15 +209,12 @@ class State:
 
     @property
     def gain(self) -> Float[Tensor, " B"]:
-        """The most that one of the last steps gained."""
         return self.gains.amax(1)
 
     def some(self, which: Int[Tensor, " b"]) -> "State":
-        """The descents named."""
         return State(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def put(self, which: Int[Tensor, " b"], other: "State") -> "State":
-        """The descents named replaced by those of `other`."""
         return State(*(getattr(self, f.name).index_put((which,), getattr(other, f.name)) for f in fields(self)))
 
 

@@ -35,12 +35,8 @@ def train_language(
 ) -> Iterator[float]:
     """Adam on passages of the length that the model reads; yields the bits per character of each batch before its step.
 
-    Args:
-        model: what is trained, in place; parameters that need no gradient stay as they are.
-        text: the training part.
-        steps, batch: number of steps, and of passages in each.
-        rate: the largest step size of Adam, see `annealed`.
-        seed: draws the passages: models trained with one seed read the same ones.
+    The model is trained in place, with the rate of `annealed`; parameters that need no gradient stay as they are.
+    Models trained with one seed read the same passages.
     """
     read = passages(text, model.length, batch, steps, seed=seed)
 

@@ -68,15 +68,13 @@ class Layer:
 
     def forward(self, x: Float[Tensor, "n P d"], theta: Tensor, W: Float[Tensor, "M J d"], noise: Tensor | None = None):
         """Outputs F(x_i) (n,), logits (n, M) and the selected experts (n,); without noise the test-time rule."""
-        h = self.router(x, theta)
-        if h.shape != (len(x), len(W)):
-            raise ValueError(f"router: expected logits of shape {(len(x), len(W))}, got {tuple(h.shape)}")
+        h = _given("router", self.router, (x, theta), len(x), len(W))
         m = top1_noisy(h, noise)
         f = x.new_zeros(len(x))
         for expert, filters in enumerate(W):
             at = (m == expert).nonzero().squeeze(1)
             f = f.index_put((at,), self.sigma(x[at] @ filters.T).sum((1, 2)))
-        return self.gate(h, m) * f, h, m
+        return _given("gate", self.gate, (h, m), len(x)) * f, h, m
 
     def gradients(self, batch: PatchBatch, theta: Tensor, W: Tensor, rng: np.random.Generator, balance: float):
         """The loss (3.3) at fresh routing noise, and its gradients in theta and W, a balancing loss included."""
@@ -98,15 +96,32 @@ class Layer:
         }
 
 
-def resolve_activation(value: str | Activation | Elementwise) -> Activation:
+def _given(name: str, part: Callable[..., Tensor], inputs: tuple[Tensor, ...], *sizes: int) -> Tensor:
+    """What a part of one's own makes of its inputs: floating numbers of these sizes, or a ValueError that names it."""
+    try:
+        found = part(*inputs)
+    except (RuntimeError, TypeError) as error:
+        asked = f"a function of {len(inputs)} tensors" if len(inputs) > 1 else "a function of a tensor"
+        raise ValueError(f"{name}: expected {asked}, got one that fails ({error})") from error
+    return check.tensor(name, found, *sizes)
+
+
+@torch.enable_grad()
+def resolve_activation(value: str | Activation | Elementwise, like: Tensor) -> Activation:
     """An activation by its name, or one's own: a function of a tensor, elementwise, whose slope autograd takes.
 
     Raises:
-        ValueError: for another name, or what cannot be called.
+        ValueError: for another name, what cannot be called, or a function that on a tensor with the dtype and device
+            of `like` is not elementwise or has no slope.
     """
     if isinstance(value, Activation):
         return value
-    return Activation(value, partial(_slope, value)) if callable(value) else _named(value)
+    if not callable(value):
+        return _named(value)
+    z = torch.linspace(-1, 1, 6).to(like).view(2, 3).requires_grad_()
+    if not _given("activation", value, (z,), 2, 3).requires_grad:
+        raise ValueError("activation: expected a function that autograd differentiates, got one without a slope")
+    return Activation(value, partial(_slope, value))
 
 
 def _named(value: str) -> Activation:

@@ -79,6 +79,8 @@ def train_single_expert(
     check.positive("input_scale", input_scale)
     if stop_after is not None:
         check.integer("stop_after", stop_after, 0)
+    for name, batch in (("train", train), ("test", test)):
+        check.instance(name, batch, PatchBatch).checked(name)
     model = PatchCNN(train.x.shape[2], filters, activation, seed).to(train.x)
     adam = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
     data, held_out = _parts("train", train, model, input_scale), _parts("test", test, model, input_scale)
