@@ -57,7 +57,7 @@ TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
 #: The others are notebooks.
 PAGES = ("index", "notation", "running", "api", "your_own", "ledger", "map", "errata", "references")
-QUOTED = ("note", "tip", "important", "exercise")  # besides all of sphinx-proof: they become block quotes
+QUOTED = ("note", "tip", "important", "exercise", "admonition")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
     "math_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
@@ -78,6 +78,8 @@ class Directive(NamedTuple):
 
     @property
     def heading(self) -> str:
+        if self.name == "admonition":
+            return self.argument
         kind = self.name.split(":")[-1].capitalize()
         return f"{kind} ({self.argument})" if self.argument else kind
 
