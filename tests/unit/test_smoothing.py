@@ -1,4 +1,5 @@
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from moe_theory.theory.smoothing import (
     kappa,
     local_lipschitz,
     route_probabilities,
+    switch_bound,
+    switch_probability,
+    switching_rate,
     tie_variation,
 )
 
@@ -206,3 +210,88 @@ def test_total_variation_at_a_tie(M):
     )
     assert tie == pytest.approx(tie_variation(M), rel=1e-4)
     assert max(others) <= 2 * (M // 2) + 1e-6
+
+
+# --- how many winners change --------------------------------------------------------------------
+
+
+def exact_rate(h: list[Fraction], rises: list[bool]) -> Fraction:
+    """2 int F_B' F_C' dz under Unif[0, 1] in rational numbers, piece by piece; the largest h is 0."""
+    total, ends = Fraction(0), sorted({Fraction(0), *(1 + x for x in h if x > -1)})
+    for left, right in itertools.pairwise(ends):
+        best = {}
+        for side in (True, False):
+            best[side] = np.polynomial.Polynomial([Fraction(1)])
+            for x, up in zip(h, rises, strict=True):
+                if up == side and right <= 1 + x:
+                    best[side] = best[side] * np.polynomial.Polynomial([-x, Fraction(1)])
+        whole = (slope(best[True]) * slope(best[False])).coef
+        total += sum((c * (right ** (k + 1) - left ** (k + 1)) / (k + 1) for k, c in enumerate(whole)), Fraction(0))
+    return 2 * total
+
+
+def slope(p: np.polynomial.Polynomial) -> np.polynomial.Polynomial:
+    """The derivative, without leaving rational numbers."""
+    return np.polynomial.Polynomial([k * c for k, c in enumerate(p.coef)][1:] or [Fraction(0)])
+
+
+@pytest.mark.parametrize("M", [2, 3, 5, 8])
+def test_the_rate_of_switching_in_rational_numbers_and_never_above_that_of_a_tie(M):
+    rng = np.random.default_rng(M)
+    for b in range(1, M):
+        rises = [m < b for m in range(M)]
+        most = Fraction(2 * b * (M - b), M - 1)
+        for most_behind in (0, 1, 9, 40):
+            h = [-Fraction(int(k), 30) for k in rng.integers(0, most_behind + 1, M)]
+            h = [x - max(h) for x in h]
+            rate = exact_rate(h, rises)
+            found = switching_rate(
+                torch.tensor([float(x) / 2 for x in h], dtype=torch.float64), torch.tensor(rises), scale=0.5
+            )
+            assert float(found) == pytest.approx(float(2 * rate), abs=1e-13)
+            assert rate <= most and (any(h) or rate == most)
+
+
+@pytest.mark.parametrize("noise", ["uniform", "gaussian"])
+def test_the_rate_of_switching_is_a_derivative_of_probabilities(noise):
+    like = dict(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    h, rises = 0.7 * torch.rand(4, 6, **like), torch.tensor([True, False, True, False, False, True])
+    move = 1e-5 * (2 * rises.double() - 1)
+    ends = [route_probabilities(h + sign * move, noise)[:, rises].sum(1) for sign in (1, -1)]
+    assert torch.allclose((ends[0] - ends[1]) / 2e-5, switching_rate(h, rises, noise=noise), rtol=1e-6)
+    for none in (torch.zeros(6).bool(), torch.ones(6).bool()):
+        assert torch.equal(switching_rate(h, none, noise=noise), torch.zeros(4).double())
+
+
+@given(h=st.lists(st.floats(-1, 1), min_size=2, max_size=9), move=st.lists(st.floats(-1, 1), min_size=9, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_no_move_changes_more_winners_than_its_bound(h, move):
+    h = torch.tensor(h, dtype=torch.float64)
+    d = torch.tensor(move[: len(h)], dtype=torch.float64)
+    changes, bound = float(switch_probability(h, h + d)), float(switch_bound(d))
+    gains = float((route_probabilities(h + d) - route_probabilities(h)).abs().sum()) / 2
+    assert gains - 1e-13 <= changes <= bound + 1e-13
+    assert bound <= d.abs().max() * tie_variation(len(h)) + 1e-13
+    small = float(switch_probability(torch.zeros_like(h), 1e-6 * d))
+    assert small == pytest.approx(1e-6 * bound, rel=1e-4, abs=1e-12)  # attained to first order at a tie
+
+
+def test_winners_that_change_are_counted():
+    rng = np.random.default_rng(0)
+    h, moved = torch.tensor([0.1, 0.0, -0.3, 0.05]), torch.tensor([0.0, 0.2, -0.3, -0.1])
+    for noise, draws in (("uniform", rng.random((200_000, 4))), ("gaussian", rng.normal(size=(200_000, 4)))):
+        bids = torch.from_numpy(0.5 * draws)
+        share = float(((h + bids).argmax(1) != (moved + bids).argmax(1)).double().mean())
+        p = float(switch_probability(h, moved, noise=noise, scale=0.5))
+        assert abs(share - p) < 4 * (p * (1 - p) / 200_000) ** 0.5
+
+
+def test_bad_moves_are_named():
+    for function, name in (
+        (lambda: switch_probability([0.0, 0.0], [0.0]), "moved"),
+        (lambda: switching_rate(torch.zeros(3), torch.ones(2).bool()), "rises"),
+        (lambda: switch_bound(torch.zeros(1)), "move"),
+        (lambda: switch_bound(torch.zeros(2), 0), "scale"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            function()

@@ -194,7 +194,7 @@ def _one_thread() -> Iterator[None]:
 
 def _in_blocks(
     of_rows: Callable[[Tensor, _Law], Tensor], rows: Float[Tensor, "n M"], law: _Law
-) -> Float[Tensor, "n M"]:
+) -> Float[Tensor, "n *values"]:
     if not len(rows):
         return rows
     triples = law.nodes(rows[:1])[0].numel() * rows.shape[1]
@@ -253,6 +253,71 @@ def _smooth_slopes(h: Float[Tensor, "n M"], law: _Law) -> Float[Tensor, "n M"]:
     `- int g'(u - h_m) prod_{j != m} G_j du`, with g'(z) = -z g(z).
     """
     return _integrals(h, law, lambda z: 2 * z * law.density(z))
+
+
+def switch_probability(
+    h: Real[Tensor, "*batch M"] | np.ndarray | Sequence,
+    moved: Real[Tensor, "*batch M"] | np.ndarray | Sequence,
+    *,
+    noise: str = "uniform",
+    scale: float = 1.0,
+) -> Float[Tensor, "*batch"]:
+    """The exact probability that the winner changes when the logits go from h to `moved` and the noise is kept.
+
+    Expert m wins before and after if it beats every other one by the larger of its two deficits, so that it is
+    `1 - sum_m p_m(h^(m))` with `h^(m)_j = max(h_j - h_m, moved_j - moved_m)`.
+
+    Args:
+        h, moved: logits, of one shape; noise, scale: as in `route_probabilities`.
+    """
+    before, after = (x if isinstance(x, Tensor) else check.array("h", x, torch.float64) for x in (h, moved))
+    if before.shape != after.shape:
+        raise ValueError(f"moved: expected the shape {tuple(before.shape)} of h, got {tuple(after.shape)}")
+    worse = torch.maximum(_deficits(before), _deficits(after))
+    return 1 - route_probabilities(worse, noise, scale).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _deficits(h: Real[Tensor, "*batch M"]) -> Float[Tensor, "*batch M M"]:
+    """Row m: by how much every logit exceeds h_m."""
+    return (h[..., None, :] - h[..., :, None]).double()
+
+
+def switching_rate(
+    h: Float[Tensor, "*batch M"], rises: Bool[Tensor, " M"], *, noise: str = "uniform", scale: float = 1.0
+) -> Float[Tensor, "*batch"]:
+    """Rate at which winners change while the logits of `rises` go up and all others go down, each at speed 1.
+
+    It is `2 int F_B'(z) F_C'(z) dz`, F_B and F_C the distribution functions of the best bid of those that rise and of
+    those that fall; for uniform noise at most `2 kappa b c / (M - 1)` with b of the one and c of the other.
+    """
+    rows, shape = _rows(h, noise, scale)
+    if rises.shape != shape[-1:]:
+        raise ValueError(f"rises: expected one truth for each of {shape[-1]} experts, got shape {tuple(rises.shape)}")
+    if rises.all() or not rises.any():
+        return torch.zeros(shape[:-1], dtype=torch.float64)
+    rates = _in_blocks(lambda part, law: _crossing(part, law, rises), rows, _LAWS[noise])
+    return 2 * rates.reshape(shape[:-1]) / scale
+
+
+def _crossing(h: Float[Tensor, "n M"], law: _Law, rises: Bool[Tensor, " M"]) -> Float[Tensor, " n"]:
+    """`int F_B' F_C' dz`, each slope a sum over its experts."""
+    u, w = law.nodes(h)
+    z = u[..., None, :] - h[:, :, None]
+    parts = z[:, rises], z[:, ~rises]
+    slopes = [(law.density(part) * _products_without(law.distribution(part))).sum(1) for part in parts]
+    return (w * slopes[0] * slopes[1]).sum(-1)
+
+
+def switch_bound(move: Float[Tensor, "*batch M"], scale: float = 1.0) -> Float[Tensor, "*batch"]:
+    """The most, over all logits, that winners change under Unif[0, scale] when the logits move by `move`.
+
+    `kappa / (M - 1) sum_{i<j} |move_i - move_j|`: a bound for every move, attained to first order at a tie.
+    """
+    M = move.shape[-1]
+    if M < 2:
+        raise ValueError(f"move: expected at least two logits along the last dimension, got shape {tuple(move.shape)}")
+    apart = (move[..., :, None] - move[..., None, :]).abs().sum((-2, -1)) / 2
+    return apart / ((M - 1) * check.positive("scale", scale))
 
 
 def tie_variation(experts: int) -> float:
