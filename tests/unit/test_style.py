@@ -32,11 +32,12 @@ LIMITS = {
     "semicolons per 1,000 words": 4,
     "pronouns of habit per 1,000 words": 35,
 }
+HIDDEN = re.compile(r"(hide|remove)-(input|cell)")
 HABIT = re.compile(r"\b(it|they|its|that|those|these|this|one|both|neither|none)\b", re.IGNORECASE)
 
 
 def prose(markdown: str) -> str:
-    """What a reader reads as sentences: no formulas, code, directives, tables, links or lists' marks."""
+    """What a reader reads as sentences: a word for a formula or a reference, no directives, tables or headings."""
     text = re.sub(r"```.*?```|\$\$.*?\$\$", " formula ", markdown, flags=re.DOTALL)
     text = re.sub(r"\$[^$]+\$|`[^`]*`", "formula", re.sub(r"\{\w+(:\w+)?\}`[^`]*`", "name", text))
     lines = [line for line in text.splitlines() if not re.match(r"\s*(:::|:\w+:|\||#|---)", line)]
@@ -64,14 +65,18 @@ def measures(path: Path) -> dict[str, float]:
     markdown = "\n\n".join(c.source for c in cells if c.cell_type == "markdown")
     code = [c for c in cells if c.cell_type == "code"]
     tags = [set(c.metadata.get("tags", [])) for c in code]
-    visible = [c for c, t in zip(code, tags, strict=True) if not t & {"hide-input", "hide-cell", "remove-input"}]
-    shown = [c for c, t in zip(code, tags, strict=True) if not t & {"hide-cell", "hide-output", "remove-cell"}]
+    visible = [c for c, t in zip(code, tags, strict=True) if not any(map(HIDDEN.match, t))]
+    shown = [
+        c
+        for c, t in zip(code, tags, strict=True)
+        if not t & {"hide-cell", "hide-output", "remove-cell", "remove-output"}
+    ]
     captions = [text for c in code for text in captions_of(c.source)]
     text = prose(markdown)
     words, lengths = len(text.split()), sentences(text)
     share = 1000 / max(words, 1)
     return {
-        "words": len(markdown.split()),
+        "words": words,
         "cells": len(cells),
         "visible code cells": len(visible),
         "lines of a visible code cell": max((len(c.source.splitlines()) for c in visible), default=0),
@@ -84,7 +89,7 @@ def measures(path: Path) -> dict[str, float]:
         "letters of a caption": max(map(len, captions), default=0),
         "words of the median sentence": statistics.median(lengths),
         "words of the longest sentence": max(lengths),
-        "colons per 1,000 words": share * len(re.findall(r":(?=\s)", text)),
+        "colons per 1,000 words": share * len(re.findall(r"(?<!Step \d):(?=\s)", text)),
         "semicolons per 1,000 words": share * text.count(";"),
         "pronouns of habit per 1,000 words": share * len(HABIT.findall(text)),
     }
