@@ -232,7 +232,8 @@ def stage(source: Path, config: str) -> dict:
     boxes = pages.boxes(map(executed, chapters()))
     numbers = glued(map(executed, chapters()))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        shared = itertools.repeat(boxes), itertools.repeat(numbers)
+        scores = {row["id"]: row["sabotage"]["score"] for row in ledger["claims"] if row.get("sabotage")}
+        shared = map(itertools.repeat, (boxes, numbers, scores))
         texts = pool.map(pages.presented, map(executed, chapters()), *shared)
         wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
@@ -283,7 +284,8 @@ def store(chosen: list[Path]) -> None:
     for notebook in chosen:
         _put(notebook, executed(notebook).read_bytes())
         print(f"   stored: {notebook.stem}", flush=True)
-    _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
+    if pages.PICTURE[0] in {notebook.stem for notebook in chosen}:
+        _put(ROOT / "book" / "_static" / "front.png", pages.picture(ROOT / "notebooks"))
 
 
 def chosen(names: list[str]) -> list[Path]:

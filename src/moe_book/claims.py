@@ -21,7 +21,8 @@ from pathlib import Path
 from string import Formatter
 
 from moe_book import registries
-from moe_book.evidence import UNFIT, Line, compare, names_in, validate
+from moe_book.evidence import UNFIT, Line, compare, names_in
+from moe_book.evidence import validate as validate_line
 from moe_book.notebooks import APPENDIX, chapter, page, settling
 from moe_book.typeset import typeset
 
@@ -79,7 +80,7 @@ def registry() -> dict[str, dict]:
         if row["id"] in claims:
             raise ValueError(f"claims.yml: id {row['id']!r} appears twice")
         try:
-            _validate(row)
+            validate(row)
         except ValueError as error:
             raise ValueError(f"claims.yml: {row['id']}: {error}") from None
         claims[row["id"]] = row
@@ -103,12 +104,12 @@ OPTIONAL = {
 }
 
 
-def _validate(row: dict) -> None:
+def validate(row: dict) -> None:
     """Raise ValueError, with the reason, for a row of the registry that could not decide anything."""
     if missing := sorted(REQUIRED - row.keys()):
         raise ValueError(f"expected the fields {sorted(REQUIRED)}, missing {missing}")
     if unknown := sorted(map(str, row.keys() - REQUIRED - OPTIONAL)):
-        raise ValueError(f"expected fields of {sorted(REQUIRED | OPTIONAL)}, got {unknown}")
+        raise ValueError(f"unknown fields {unknown}, expected some of {sorted(REQUIRED | OPTIONAL)}")
     if row.get("verdict", "holds") not in VERDICTS:
         raise ValueError(f"expected a verdict of {list(VERDICTS)}, got {row['verdict']!r}")
     if row["paper"] not in PAPERS:
@@ -119,7 +120,7 @@ def _validate(row: dict) -> None:
         raise ValueError(f"expected criterion_set to be one of {CRITERION_SET}")
     lines = row.get("evidence", {})
     for name, spec in lines.items():
-        validate(name, spec)
+        validate_line(name, spec)
         if typed := [limit for limit in names_in(spec) if _numeric(limit)]:
             raise ValueError(f"{name}: expected a number as YAML writes it, such as 1.0e-9, got the text {typed[0]!r}")
     if len(lines) > MOST_LINES:
@@ -127,6 +128,7 @@ def _validate(row: dict) -> None:
     if lines and all("shown" in spec for spec in lines.values()):
         raise ValueError("expected at least one comparison in its evidence; nothing could refute the claim")
     _validate_rule(row, lines)
+    _compare_transcriptions(row)
 
 
 def _validate_rule(row: dict, lines: Mapping[str, dict]) -> None:
@@ -136,6 +138,19 @@ def _validate_rule(row: dict, lines: Mapping[str, dict]) -> None:
         raise ValueError(f"expected a rule that names lines of evidence, got {unknown}")
     if rule and (row.get("verdict") not in rule or not set(rule) <= VERDICTS.keys() or [*rule.values()][-1]):
         raise ValueError(f"expected a rule of verdicts, the registry's among them, the last for all else, got {rule}")
+
+
+@cache
+def _transcription() -> dict[str, dict]:
+    """The papers' numbers as another reader typed them: claim -> field -> numbers."""
+    return registries.read(files("moe_book") / "transcription.yml")
+
+
+def _compare_transcriptions(row: dict) -> None:
+    """Raise ValueError unless the two transcriptions of a paper's numbers agree."""
+    for field, numbers in _transcription().get(row["id"], {}).items():
+        if row.get(field) != numbers:
+            raise ValueError(f"{field}: expected the numbers of transcription.yml, {numbers}, got {row.get(field)}")
 
 
 def _numeric(text: str) -> bool:
@@ -296,7 +311,7 @@ def settle(claim_id: str, measured: Mapping[str, object]) -> Box:
     _match(claim_id, row["evidence"], measured)
     _once(claim_id)
     known = {**{field: row[field] for field in NUMBERS if field in row}, **measured}
-    lines = {name: _line(name, spec, measured[name], known) for name, spec in row["evidence"].items()}
+    lines = {name: _line(claim_id, name, spec, measured[name], known) for name, spec in row["evidence"].items()}
     verdict = _verdict(row, lines)
     deciding = {_bare(condition) for conditions in row.get("rule", {}).values() for condition in conditions}
     false = [f"{name}: {line.measured} ({line.refuted})" for name, line in lines.items() if not line.holds]
@@ -348,13 +363,13 @@ def _once(claim_id: str) -> None:
     _checked[claim_id] = cell
 
 
-def _line(name: str, spec: dict, value: object, known: Mapping[str, object]) -> Line:
+def _line(claim_id: str, name: str, spec: dict, value: object, known: Mapping[str, object]) -> Line:
     """The line; where a reader plays, cases that do not fit the registry's are shown as not the chapter's."""
     try:
         return compare(name, spec, value, known)
     except ValueError as error:
         if strict():
-            raise AssertionError(str(error)) from None
+            raise AssertionError(f"{claim_id}: {error}") from None
         return Line(name, spec["says"], f"not compared: {error}", "", False)
 
 
@@ -399,7 +414,7 @@ def try_(says: str, evidence: Mapping[str, dict], **measured: object) -> None:
         ValueError: for a line that is none, or a name that is missing or not asked for.
     """
     for name, spec in evidence.items():
-        validate(name, spec)
+        validate_line(name, spec)
     if all("shown" in spec for spec in evidence.values()):
         raise ValueError("try_: expected at least one line that compares; nothing could refute the claim")
     _match("try_", evidence, measured)

@@ -226,7 +226,8 @@ def _line(name: str, spec: Mapping[str, object], value: object, known: Mapping[s
         return Line(name, spec["says"], ", ".join(_number(v, digits) for v in values.values()), "", True)
     cases = _cases(spec, value, known)
     if len(cases) != (expected := _expected(spec, known)) or not cases:
-        raise ValueError(f"expected {expected} cases, got {len(cases)}")
+        hint = "" if "cases" in spec else "; a line without `cases` has 1"
+        raise ValueError(f"expected {expected} cases, got {len(cases)}{hint}")
     shown = _measured(spec, cases, flatten(value), digits)
     return Line(name, spec["says"], shown, _refuted(spec, cases), all(c.holds for c in cases), tuple(cases))
 
@@ -302,7 +303,8 @@ def validate(name: str, spec: object) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{name}: expected a name that Python can hand over")
     if unknown := set(spec) - FIELDS:
-        raise ValueError(f"{name}: expected fields of {sorted(FIELDS)}, got {sorted(unknown)}")
+        hint = "; quote a text that holds ', '" if None in map(spec.get, unknown) else ""
+        raise ValueError(f"{name}: unknown fields {sorted(map(str, unknown))}, expected some of {sorted(FIELDS)}{hint}")
     kinds = [kind for kind in (*COMPARISONS, "shown") if kind in spec]
     if len(kinds) != 1:
         raise ValueError(f"{name}: expected one comparison of {list(COMPARISONS)}, or `shown`, got {kinds}")

@@ -595,10 +595,12 @@ def _outputs(notebook: nbformat.NotebookNode):
     return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
 
 
-def _links(row: dict, known: Mapping[str, Box], here: str) -> str:
-    """What leads on from a verdict box: the theorems behind it, its line in the ledger, its erratum, its paper."""
+def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, float | None]) -> str:
+    """What leads on from a verdict box: its theorems, its line in the ledger, its score, its erratum, its paper."""
     links, book = derived(row["id"], known, here), f"{_up(here)}book"
     links.append(f'<a href="{book}/ledger.html#{row["id"]}">ledger</a>')
+    if (score := scores.get(row["id"])) is not None:
+        links.append(f'<a href="{book}/verdicts.html#what-a-check-is-worth">sabotage score</a> {score:.0f} %')
     if row["verdict"] in NEWS:
         links.append(f'<a href="{book}/errata.html#erratum-{row["id"]}">erratum</a>')
     if row["paper"] in addresses():
@@ -606,13 +608,16 @@ def _links(row: dict, known: Mapping[str, Box], here: str) -> str:
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
-def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) -> str:
+def presented(
+    path: Path, known: Mapping[str, Box], numbers: Mapping[str, str], scores: Mapping[str, float | None]
+) -> str:
     """An executed chapter as Sphinx reads it: boxes with their links, figures and tables with number and address.
 
     Args:
         path: the executed notebook.
         known: the boxes of all chapters.
         numbers: what the chapters have glued, by `chapter/name`.
+        scores: of claims whose sabotage was run, in percent.
     """
     notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
     page = notebooks.page(path)
@@ -633,7 +638,7 @@ def presented(path: Path, known: Mapping[str, Box], numbers: Mapping[str, str]) 
             cell.source = put_in(cell.source, numbers, path.stem)
     for data in _outputs(notebook):
         if MIME in data:
-            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page))
+            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
         else:
             data["text/html"] = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
     return nbformat.writes(notebook) + "\n"

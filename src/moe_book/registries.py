@@ -7,13 +7,18 @@ import yaml
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Of two entries of one name YAML keeps the last in silence; this one refuses them."""
+    """It refuses what YAML takes in silence: two entries of one name, and `"\\nu"` for a line break and a u."""
 
     def construct_mapping(self, node, deep=False):
         names = [self.construct_object(key, deep=True) for key, _ in node.value]
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             raise yaml.constructor.ConstructorError(None, None, f"two entries {twice[0]!r}", node.start_mark)
         return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node):
+        if node.style == '"' and any(letter < " " for letter in node.value):
+            raise yaml.constructor.ConstructorError(None, None, "found an escape of a control letter", node.start_mark)
+        return super().construct_scalar(node)
 
 
 def read(path: Path):
@@ -24,6 +29,7 @@ def read(path: Path):
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "no YAML"
         where = f"{path.name}: line {mark.line + 1}" if mark else path.name
         hint = "; quote a text that holds ': ', ', ' or brackets" if mark else ""
+        hint = "; between double quotes a backslash escapes: take single ones" if "escape" in str(problem) else hint
         raise ValueError(f"{where}: {' '.join(str(problem).split())}{hint}") from None
 
 

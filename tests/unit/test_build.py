@@ -261,3 +261,10 @@ def test_only_chapters_whose_inputs_changed_since_they_were_stored_run_and_are_s
     assert two("07") == [] and two("03", "07") == ["03_a"]
     with pytest.raises(SystemExit, match=r"--chapter: expected how the file of a chapter begins, .* got \['9'\]"):
         two("9")
+
+
+def test_the_picture_of_the_front_page_is_stored_with_its_chapter_only(two, monkeypatch):
+    monkeypatch.setattr(build.pages, "PICTURE", ("07_b", 1))
+    picture = build.ROOT / "book" / "_static" / "front.png"
+    assert two("03") == ["03_a"] and not picture.exists()
+    assert two() == ["07_b"] and picture.exists()

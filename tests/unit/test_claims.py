@@ -73,7 +73,7 @@ def test_outside_a_notebook_the_box_is_printed(registry, capsys):
         ({"ratio": 2.1}, r"refuted by ratio: 2.1 \(> 2\)"),
         ({"ratio": float("nan")}, "refuted by ratio"),
         ({"tie": [1.0, 2.2]}, "refuted by tie: 2.2, predicted 2 .2, nearest of 2. .farther than 0.1"),
-        ({"tie": [1.0], "formula": [1.0]}, "tie: expected 2 cases, got 1"),
+        ({"tie": [1.0], "formula": [1.0]}, "^chen-lem-5.1: tie: expected 2 cases, got 1"),
     ],
 )
 def test_what_is_refuted_stops_the_build(registry, change, message):
@@ -289,7 +289,7 @@ def test_registry_keeps_every_id_once_with_known_fields():
         (("paper: chen2022", "paper: chen"), "chen-def-3.1: expected a paper of"),
         (("inside: [1.99, 2]", "inside: [2, 2]"), "chen-lem-c.3: ratios: expected low < high"),
         (("- id: chen-lem-c.4", "- id: chen-lem-c.4\n  rule: {holds: [none], fails: []}"), "names lines of evidence"),
-        (("paper: chen2022", "paper: chen: 2022"), "line 22: mapping values are not allowed"),
+        (("paper: chen2022", "paper: chen: 2022"), "line 25: mapping values are not allowed"),
     ],
 )
 def test_a_slip_in_the_registry_is_one_line(change, message, tmp_path, monkeypatch):
@@ -327,3 +327,16 @@ def test_what_a_claim_rests_on_is_named_once_in_the_order_of_the_registry(claim,
     named = row.get("rests_on", [])
     assert named == [other for other in claims.registry() if other in named]
     assert named or "rests_on" not in row, claim
+
+
+def test_a_number_of_a_paper_on_which_two_readers_disagree_is_refused():
+    row = copy.deepcopy(claims.registry()["chen-tab-7"])
+    row["target"]["cubic"] += 0.01
+    with pytest.raises(ValueError, match="target: expected the numbers of transcription.yml"):
+        claims.validate(row)
+
+
+def test_every_number_of_a_paper_is_transcribed_twice():
+    """The numbers that chen-tab-8-released is held against are those that the released code printed."""
+    held = {claim for claim, row in claims.registry().items() if "target" in row} - {"chen-tab-8-released"}
+    assert set(claims._transcription()) == held

@@ -67,6 +67,8 @@ def test_what_has_no_size_says_so():
         ("early:\n  - {decision: A, advice: no, condition: c}", "early: A: advice: expected a str, got False"),
         ("early:\n  - A", "decisions.yml: early: A: expected the fields"),
         ("early:\n  - decision: a: b", "decisions.yml: line 2: mapping values are not allowed in this context"),
+        (r'early: ["\kappa"]', "line 1: found unknown escape character; between double quotes .* take single ones"),
+        (r'early: ["\nu"]', "line 1: found an escape of a control letter; between double quotes"),
         ("early:", r"^decisions.yml: early: expected a list, got None"),
         ("late: []", r"^decisions.yml: expected the fields \['early'\]"),
         ("early: []\nearly: []", "decisions.yml: line 1: two entries 'early'"),

@@ -480,6 +480,8 @@ def test_bad_batches_are_named(tiny):
         diagnose(dense, batch)
     with pytest.raises(ValueError, match="family: expected one of .*, got 'GPT'"):
         tiny.tiny("GPT")
+    with pytest.raises(ValueError, match=r"config: expected arguments of MixtralConfig, got \['num_expert'\]"):
+        tiny.tiny("Mixtral", num_expert=16)
     wrapped = torch.nn.Sequential(tiny.tiny("OLMoE"))
     with pytest.raises(ValueError, match="model: expected a model of transformers, got Sequential around one"):
         diagnose(wrapped, tiny.batches("OLMoE", 1))

@@ -79,8 +79,8 @@ def test_limits_are_numbers_names_multiples_or_cases_of_their_own():
 @pytest.mark.parametrize(
     ("spec", "value", "message"),
     [
-        ({"at_most": 1, "cases": 3}, [0.0, 0.0], "x: expected 3 cases, got 2"),
-        ({"at_most": 1}, [0.0, 0.0], "x: expected 1 cases, got 2"),
+        ({"at_most": 1, "cases": 3}, [0.0, 0.0], "x: expected 3 cases, got 2$"),
+        ({"at_most": 1}, [0.0, 0.0], "x: expected 1 cases, got 2; a line without `cases` has 1$"),
         ({"close_to": "theory", "within": 1, "cases": 2}, {"a": 1, "c": 1}, r"x: expected the cases \['a', 'b'\], got"),
         ({"at_most": "other"}, 1, "x: expected a number or one of .*, got 'other'"),
         ({"at_most": 1}, object(), "x: expected numbers, or a mapping to numbers, got object"),
@@ -141,7 +141,8 @@ def test_frames_and_nested_mappings_are_cases_by_row_and_column():
         ("text", "x: expected a line with `says`, got 'text'"),
         ({"says": "a"}, r"x: expected one comparison of .*, got \[\]"),
         ({"says": "a", "above": 1, "below": 2}, r"x: expected one comparison of .*, got \['above', 'below'\]"),
-        ({"says": "a", "above": 1, "limit": 2}, r"x: expected fields of .*, got \['limit'\]"),
+        ({"says": "a", "above": 1, "limit": 2}, r"x: unknown fields \['limit'\], expected some of .*\]$"),
+        ({"says": "a", "by steps": None, "above": 1}, r"x: unknown fields \['by steps'\].*; quote a text"),
         ({"says": "a", "close_to": 1}, r"x: expected one of `within` and `relative` with `close_to`, got \[\]"),
         ({"says": "a", "close_to": 1, "within": 1, "relative": 1}, "x: expected one of `within` and `relative`"),
         ({"says": "a", "above": 1, "within": 1}, "x: expected one of `within` and `relative` with `close_to`"),

@@ -197,6 +197,9 @@ def test_bad_problems_are_refused():
         least_squares(x[None], y[None], [G], router, radius=0.01)
     with pytest.raises(ValueError, match="y: expected finite"):
         least_squares(x[None], y[None] * float("nan"), [G], router)
+    flat = G.with_(eta=1e4 * G.eta)  # tanh has the slope 0 in double precision
+    with pytest.raises(ValueError, match="^y, start, expert: expected data that 'tanh' experts fit"):
+        least_squares(x[None], y[None], [flat], router, "tanh", radius=9)
     with pytest.raises(ValueError, match="batch: expected at most n = 50"):
         stochastic_descent(x, y, G, router, batch=51)
     with pytest.raises(ValueError, match="beta0: expected finite"):

@@ -37,4 +37,4 @@ def test_a_claim_is_settled_on_the_page_of_its_row():
 def test_a_page_that_is_no_appendix_of_the_chapter_is_refused(page):
     row = {**claims.registry()["chen-lem-c.3"], "page": page}
     with pytest.raises(ValueError, match="^expected page to be an appendix page of chapter 03, got"):
-        claims._validate(row)
+        claims.validate(row)

@@ -76,6 +76,7 @@ def test_a_gate_and_a_router_may_be_others():
     [
         ({"noise": "laplace"}, "noise: expected one of"),
         ({"noise": ("uniform", 0)}, "noise: expected"),
+        ({"noise": lambda shape: np.ones(shape)}, "noise: expected a function of a NumPy generator and"),
         ({"noise": lambda rng, shape: rng.random(3)}, r"noise: expected draws of shape \(3, 150\), got \(3,\)"),
         ({"router": lambda x, theta: x.sum((1, 2))}, r"router: expected .* \(150, 3\), got torch.float64 \(150,\)"),
         ({"gate": 2}, "gate: expected Callable"),

@@ -264,6 +264,8 @@ def test_the_cells_that_a_card_depends_on(cells, kept):
         (["k = 1", "a = []", "fill(a, k)", "print(a)"], [0, 1, 2, 3]),
         (["k = 1", "import numpy as np", "np.fill(a[0], value=k)", "print(a, np)", "print(np)"], [0, 1, 2, 3]),
         (["k = 1", "import torch", "torch.set_default_dtype(k)", "print(2)"], [0, 1, 2, 3]),
+        (["k = 1\nn = 2", "import math\ncheck(n, k)", "print(math.pi)", "print(n)"], [0, 1]),
+        (["k = 1", "import math\na = math.sqrt(k)", "print(math.pi)", "print(a)"], [0, 1, 3]),
         (["k = 1", "print(globals()['k'])", "print(2)"], [0, 1]),
         (["a = 1", "k = 1", "print(k)", "print(a)"], [1, 2]),
     ],

@@ -7,7 +7,9 @@ from scipy.special import gammainc
 
 from moe_theory.tasks.gaussian_pair import TwoGaussians
 from moe_theory.theory.two_gaussians import (
+    ball_cubature,
     by_pairs,
+    decay_bounds,
     drift,
     joint_drive,
     joint_flow,
@@ -17,6 +19,8 @@ from moe_theory.theory.two_gaussians import (
     reduced_loss,
     router_path,
     saddle_exit,
+    time_bounds,
+    valley_rate,
 )
 
 LAWS = [(1, 0.5, 1.0), (2, 0.5, 1.0), (5, 0.9, 0.3), (24, 0.99, 1.0), (3, 2.0, 1.0), (2, math.inf, 0.7)]
@@ -126,6 +130,9 @@ def test_without_truncation_the_flow_rests_at_the_bayes_router():
         (lambda: noise_law(2, 0.0), "r: expected a finite number > 0, got 0.0"),
         (lambda: noise_law(2, 0.5, sigma=-1.0), "sigma: expected"),
         (lambda: TwoGaussians(2, -1.0), "r: expected"),
+        (lambda: ball_cubature(0.0), "r: expected a finite number > 0, got 0.0"),
+        (lambda: time_bounds(1.0, 0.0, 0.5, 0.1, 0.2), "target: expected a number between 0 and the loss 0.1, got 0.2"),
+        (lambda: decay_bounds(np.array(1.0), np.array(2.0), 0.5), "m: expected routers with m > r .w., got a smallest"),
         (lambda: TwoGaussians().sample(0, 1), "n: expected"),
         (lambda: joint_flow(noise_law(2, 0.5), np.ones(4), np.arange(2.0), ratio=0.0), "ratio: expected"),
     ],
@@ -133,3 +140,43 @@ def test_without_truncation_the_flow_rests_at_the_bayes_router():
 def test_bad_input_of_two_gaussians(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("d, r, sigma", [(1, 0.5, 1.0), (2, 0.5, 0.2), (3, 0.9, 1.0), (24, 0.9, 1.0), (2, 0.001, 1.0)])
+def test_the_slope_of_the_loss_lies_between_its_bounds(d, r, sigma):
+    law = noise_law(d, r, sigma=sigma)
+    n, c = np.meshgrid([0.1, 1.0, 5.0, 30.0], r + (1 - r) * np.array([0.1, 0.5, 0.9, 1.0]))
+    m, s = n * c, n * np.sqrt(1 - c**2)
+    eps = 1e-6 * n
+    along = (reduced_loss(law, m - eps, s) - reduced_loss(law, m + eps, s)) / (2 * eps)
+    across = (reduced_loss(law, m, s - eps) - reduced_loss(law, m, s + eps)) / (2 * eps)
+    speed = np.hypot(along, across) / reduced_loss(law, m, s)
+    low, high = decay_bounds(m, s, r)
+    assert (low <= speed * (1 + 1e-5)).all() and (speed <= high * (1 + 1e-5)).all()
+    if r == 0.001:  # all logits are nearly the same
+        assert speed[-1] == pytest.approx(low[-1], rel=0.01)
+
+
+@pytest.mark.parametrize("m", [0.02, 0.5, 8.0])
+def test_the_time_to_a_loss_lies_between_its_bounds(m):
+    law, m, times = noise_law(2, 0.4), np.array(m), np.append(0.0, np.geomspace(1e-3, 1e12, 800))
+    losses = reduced_loss(law, *reduced_flow(law, np.array([m, 0.3 * m]), times))
+    for share in (0.9, 0.1, 0.001):
+        passed = times[np.argmax(losses < share * losses[0])]
+        low, high = time_bounds(m, 0.3 * m, 0.4, losses[0], share * losses[0])
+        assert 0 < low <= passed <= high < math.inf
+    small, tiny = (time_bounds(size, 0.0, 0.4, 0.1, 0.01)[1] for size in (1e-3, 1e-5))
+    assert tiny < 2 * small  # a logarithm
+
+
+def test_a_long_u_shrinks_at_the_rate_of_the_valley():
+    law = noise_law(3, 0.6, nodes=80)
+    u = joint_flow(law, np.array([0.03, 0.0, 60.0, 0.0]), np.array([0.0, 1e5, 2e5]), ratio=2.0)[2]
+    assert (u[1] ** 4 - u[2] ** 4) / 1e5 == pytest.approx(4 * valley_rate(law), rel=1e-3)
+
+
+def test_the_cubature_of_the_ball_is_the_law_in_every_direction():
+    (g, p), law = ball_cubature(0.8, nodes=20), noise_law(3, 0.8)
+    for direction in (np.eye(3)[0], np.array([0.6, 0.0, -0.8])):
+        assert p @ np.exp(g @ direction) == pytest.approx(law.p @ np.exp(law.tau), rel=1e-10)
+    assert p.sum() == pytest.approx(1) and np.linalg.norm(g, axis=1).max() < 0.8

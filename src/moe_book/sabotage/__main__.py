@@ -5,12 +5,13 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 
 from tqdm import tqdm
 
 from moe_book.sabotage import outcomes
 from moe_book.sabotage.population import SIZE, Mutant, chapters, control, population
-from moe_book.sabotage.running import at_once, attempted, traced
+from moe_book.sabotage.running import Outcome, at_once, attempted, traced
 from moe_book.sabotage.sources import chapter_of
 
 SPOTS = 40  # that continuous integration runs again
@@ -59,12 +60,12 @@ def _tasks(populations: Populations, watched: Traces, skip: set[tuple[str, str]]
     return found
 
 
-def _outcomes(tasks: list[tuple], jobs: int, unfit: list[str]):
+def _outcomes(tasks: list[tuple], jobs: int, unfit: list[str]) -> Iterator[Outcome]:
     """Outcomes of mutants as they come; what makes a chapter or a claim unfit to be judged is noted."""
     total = sum(len(arguments[1]) for _, arguments in tasks)
     with tqdm(total=total, unit="run", mininterval=5) as bar:
         for found in at_once(tasks, jobs):
-            if isinstance(found, tuple):
+            if not isinstance(found, Outcome):
                 unfit += [f"{found[0]}: {found[1]}"] if found[1] else []
                 continue
             bar.update()
@@ -120,11 +121,13 @@ def spotcheck(seed: str, jobs: int) -> int:
 def status(claims: list[str]) -> int:
     """Print how many mutants of each claim have an outcome that holds, and its survivors; 1 if some claim has none."""
     rows, lacking = outcomes.table(), 0
-    for claim, mine in ((c, rows[rows.claim == c]) for ids in _chosen(claims).values() for c in ids):
-        lacking += mine.empty
-        print(f"{claim}: {len(mine)} run, {(mine.outcome == 'refused').sum()} refused")
-        for m in mine[mine.outcome == "survived"].itertuples():
-            print(f"    survived: {m.key} {m.kind}, {m.operator}, {m.place}: {m.what}")
+    by_claim = {claim: mine.to_dict("records") for claim, mine in rows.groupby("claim")}
+    for claim in (claim for ids in _chosen(claims).values() for claim in ids):
+        mine = by_claim.get(claim, [])
+        lacking += not mine
+        print(f"{claim}: {len(mine)} run, {sum(m['outcome'] == 'refused' for m in mine)} refused")
+        for m in (m for m in mine if m["outcome"] == "survived"):
+            print(f"    survived: {m['key']} {m['kind']}, {m['operator']}, {m['place']}: {m['what']}")
     print(f"{len(rows)} mutants have an outcome that holds, {lacking} claims have none")
     return 1 if lacking else 0
 

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 #: Keyword arguments that steer speed, the accuracy of a solver, or which random numbers are drawn.
 SPEED = {"jobs", "chunk", "chunk_size", "block_size", "batch_size", "dtype", "device", "digits", "kind"}
@@ -168,23 +169,21 @@ def shifted(node, parent):
 
 def column(node, parent):
     """One column or key for another that the same table is asked for."""
-    key = node.slice.value if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) else None
-    if isinstance(key, str):
-        yield from (ast.Subscript(node.value, ast.Constant(other), ast.Load()) for other in node.others)
+    if isinstance(node, ast.Subscript) and (other := getattr(node, "other", "")):
+        yield ast.Subscript(node.value, ast.Constant(other), ast.Load())
 
 
 def _note_keys(tree: ast.AST) -> None:
     """Write on each subscript by a text the next text by which the same name is subscripted in the tree, if any."""
-    named: dict[str, list[str]] = {}
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)]
-    found = [n for n in found if isinstance(n.slice.value, str)]
-    for node in found:
-        named.setdefault(ast.unparse(node.value), []).append(node.slice.value)
-    for node in found:
-        keys = sorted(set(named[ast.unparse(node.value)]))
-        after = keys[(keys.index(node.slice.value) + 1) % len(keys)]
-        loaded = isinstance(node.ctx, ast.Load) and len(keys) > 1
-        node.others = [after] if loaded else []  # pyright: ignore[reportAttributeAccessIssue]
+    found: list[tuple[ast.Subscript, str, str]] = []
+    for node in ast.walk(tree):
+        key = getattr(node.slice, "value", None) if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Subscript) and isinstance(key, str) and isinstance(node.ctx, ast.Load):
+            found.append((node, ast.unparse(node.value), key))
+    for node, name, key in found:
+        keys = sorted({k for _, n, k in found if n == name})
+        if len(keys) > 1:
+            node.other = keys[(keys.index(key) + 1) % len(keys)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # --- cases ----------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ def fewer(node, parent):
     idle = isinstance(node, ast.Call) and _name(node) == "range" and _idle(parent) and isinstance(parent, ast.For)
     paired = isinstance(parent, ast.Call) and _name(parent) in {"product", "zip"} and node in parent.args
     seeds = isinstance(parent, ast.keyword) and parent.arg == "seeds"
-    if (loops and not idle) or paired or seeds:
+    if ((loops and not idle) or paired or seeds) and not isinstance(node, ast.Starred):
         yield _first(node)
 
 
@@ -212,8 +211,12 @@ def tame(node, parent):
         yield ast.Call(ast.Name("abs", ast.Load()), [node], [])
     if isinstance(node, ast.Call) and _name(node) in NORMAL | UNIFORM:
         yield ast.BinOp(ast.Constant(0.5), ast.Mult(), node)
-    if isinstance(node, ast.Call) and _name(node) in {"linspace", "logspace", "geomspace"} and len(node.args) > 1:
+    if isinstance(node, ast.Call) and _name(node) in {"linspace", "logspace", "geomspace"} and _two_ends(node):
         yield _with(node, node.args[1], ast.parse(f"({_half(node.args[0], node.args[1])})", mode="eval").body)
+
+
+def _two_ends(call: ast.Call) -> bool:
+    return len(call.args) > 1 and not any(isinstance(end, ast.Starred) for end in call.args[:2])
 
 
 def _half(a: ast.expr, b: ast.expr) -> str:
@@ -253,6 +256,9 @@ def _passed_over(node: ast.AST) -> bool:
     return _name(node) in PASSED_OVER or (isinstance(node.func, ast.Attribute) and _name(node.func.value) == "check")
 
 
+Tree = TypeVar("Tree", bound=ast.AST)
+
+
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
     """The children of a node that a change could reach."""
     for name, value in ast.iter_fields(node):
@@ -286,7 +292,7 @@ def sites(tree: ast.AST, operators: tuple[Operator, ...]) -> Iterator[Site]:
                     yield Site(offer.__name__, place[id(node)], variant, old, text)
 
 
-def replaced(tree: ast.AST, index: int, new: ast.AST) -> ast.AST:
+def replaced(tree: Tree, index: int, new: ast.AST) -> Tree:
     """A copy of a tree with the node of that place in `ast.walk` replaced."""
     tree = copy.deepcopy(tree)
     old = next(islice(ast.walk(tree), index, None))
@@ -298,6 +304,6 @@ def replaced(tree: ast.AST, index: int, new: ast.AST) -> ast.AST:
     return ast.fix_missing_locations(Replace().visit(tree))
 
 
-def change(tree: ast.AST, site: Site) -> ast.AST:
+def change(tree: Tree, site: Site) -> Tree:
     """A copy of a tree with a site's replacement in it."""
     return replaced(tree, site.index, ast.parse(site.new, mode="eval").body)

@@ -125,7 +125,7 @@ def equivalents() -> dict[str, dict[str, str]]:
 # --- scores ---------------------------------------------------------------------------------------
 
 
-def table() -> pd.DataFrame:
+def ended() -> list[dict]:
     """Every mutant with an outcome that holds, with its claim, its chapter, and the reason if it is equivalent."""
     rows = []
     for chapter, ids in chapters().items():
@@ -134,8 +134,13 @@ def table() -> pd.DataFrame:
                 reason = equivalents().get(claim, {}).get(key, "")
                 ends = "equivalent" if reason and mutant["outcome"] == "survived" else mutant["outcome"]
                 rows.append({"claim": claim, "chapter": chapter, **mutant, "outcome": ends, "reason": reason})
+    return rows
+
+
+def table() -> pd.DataFrame:
+    """The same as a frame."""
     columns = ["claim", "chapter", "key", "kind", "operator", "place", "what", "outcome", "why", "seconds", "reason"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(ended(), columns=columns)
 
 
 def score(mutants: pd.DataFrame) -> pd.DataFrame:
@@ -159,16 +164,14 @@ def by_claim() -> dict[str, dict]:
 
     Returns:
         By claim `score` in percent (None where nothing was judged), the counts of `ENDS`, and `survivors` and
-        `equivalents`, each a list of `{"kind", "place", "what", "reason"}`.
+        `equivalents`, lists of mutants as `ended` gives them.
     """
-    rows = table()
-    scores, found = score(rows), {}
-    for claim, mine in rows.groupby("claim"):
-        numbers = scores.loc[claim]
+    rows, found = ended(), {}
+    scores = score(pd.DataFrame(rows)) if rows else pd.DataFrame()
+    for claim, numbers in scores.iterrows():
         counts = {end: int(numbers[end]) for end in ENDS}
-        listed = {end: mine[mine.outcome == end] for end in ("survived", "equivalent")}
-        fields = ["kind", "place", "what", "reason"]
-        survivors, reasons = (frame[fields].to_dict("records") for frame in listed.values())
+        mine = [m for m in rows if m["claim"] == claim]
+        survivors, reasons = ([m for m in mine if m["outcome"] == end] for end in ("survived", "equivalent"))
         value = None if pd.isna(numbers.score) else round(float(numbers.score), 1)
         found[claim] = {"score": value, **counts, "survivors": survivors, "equivalents": reasons}
     return found

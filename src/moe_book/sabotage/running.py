@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from types import CodeType, FunctionType
+from typing import Any
 
 from moe_book.sabotage import operators, stored
 from moe_book.sabotage.population import Mutant, paper_numbers
@@ -131,9 +132,14 @@ def _change_runs(m: Mutant, names: dict) -> None:
 
 
 def _change_numbers(m: Mutant) -> None:
-    from moe_book.claims import registry
+    from moe_book import claims
 
-    registry()[m.claim].update(stored.changed_numbers(paper_numbers(m.claim), m.operator, m.where))
+    row = claims.registry()[m.claim]
+    row.update(stored.changed_numbers(paper_numbers(m.claim), m.operator, m.where))
+    try:
+        claims.validate(row)  # as when the registry is read
+    except ValueError as error:
+        raise Refused(f"{m.claim}: {error}") from None
 
 
 def _changed(m: Mutant, names: dict) -> tuple[str, ...]:
@@ -234,7 +240,7 @@ def _work(task: tuple) -> None:
         pipe.put((arguments[0], f"{type(error).__name__}: {error}"))
 
 
-def at_once(tasks: list[tuple], jobs: int) -> Iterator[object]:
+def at_once(tasks: list[tuple], jobs: int) -> Iterator[Any]:
     """Outcomes as they come, and for each task, when it ends, the pair of its chapter and what it returned.
 
     Args:

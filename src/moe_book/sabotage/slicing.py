@@ -33,12 +33,13 @@ def reached(cells: list[str], start: int, names: set[str]) -> list[int]:
     """Indices of the cells that give something else once `names` are changed in cell `start`, and of those they need.
 
     A cell is reached if it reads such a name, or one that a cell reached before it binds or changes in place; the
-    arguments of a call that stands by itself count as changed. One that asks for `globals()` reads every name. That
-    cells share a stream of random numbers does not count: what one draws does not reach the next.
+    arguments of a call that stands by itself count as changed, unless cell `start` sets them: it sets constants. One
+    that asks for `globals()` reads every name. That cells share a stream of random numbers does not count: what one
+    draws does not reach the next.
     """
     facts, bodies = [_facts(source) for source in cells], {}
     modules = {name for cell in facts for name in cell.imported}
-    other, found, everywhere = {*names, "globals"}, [], False
+    constants, other, found, everywhere = facts[start].flow.bound, {*names, "globals"}, [], False
     for index, cell in enumerate(facts):
         for name, read in cell.bodies:
             bodies[name] = bodies.get(name, set()) | read
@@ -46,7 +47,7 @@ def reached(cells: list[str], start: int, names: set[str]) -> list[int]:
             continue
         if everywhere or other & _closure(cell.flow.read, bodies):
             found.append(index)
-            other |= cell.flow.bound | (cell.changed | _handed(cell.tree)) - modules
+            other |= cell.flow.bound - cell.imported | (cell.changed | _handed(cell.tree) - constants) - modules
             everywhere |= _sets(cell.tree, modules)
         else:
             other -= cell.flow.replaced

@@ -85,13 +85,12 @@ def function_node(function: str) -> ast.FunctionDef | None:
     """The definition of `module:qualified.name`; None if there is none, as for a function that a decorator made."""
     module, name = function.split(":")
     try:
-        body, node = module_tree(module).body, None
+        node: ast.AST | None = module_tree(module)
     except FileNotFoundError:
         return None
     for part in name.split("."):
-        kinds = ast.FunctionDef | ast.ClassDef
-        node = next((n for n in body if isinstance(n, kinds) and n.name == part), None)
-        body = node.body if node else []
+        inside = [n for n in getattr(node, "body", []) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        node = next((n for n in inside if n.name == part), None)
     return node if isinstance(node, ast.FunctionDef) else None
 
 

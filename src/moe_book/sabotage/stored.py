@@ -58,7 +58,8 @@ def exchanged(values: Values, group: Values) -> Values:
 
 def unpaired(values: Values, group: Values) -> Values:
     """Pairs broken: in one group each run has the value of the next seed."""
-    mine = values.index[group == drawn(f"{values.name} unpaired", sorted(group.unique()))]
+    chosen = drawn(f"{values.name} unpaired", sorted(group.unique()))
+    mine = [i for i, name in group.items() if name == chosen]
     new = values.copy()
     for i, j in zip(mine, [*mine[1:], *mine[:1]], strict=True):
         new.at[i] = values.at[j]
@@ -128,7 +129,8 @@ def groups(rows: pd.DataFrame, keys: list[str]) -> Values:
 def changed_runs(rows: pd.DataFrame, operator: str, column: str, keys: list[str]) -> pd.DataFrame:
     """Stored runs with one column changed, or, for `only first`, cut to the first value of one key."""
     if operator == "only_first":
-        return rows[rows[column] == rows[column].iloc[0]].reset_index(drop=True)
+        words = rows[column].astype(str)
+        return rows[words == words.iloc[0]].reset_index(drop=True)
     if operator == "another_column":
         return rows.assign(**{column: rows[_beside(rows, column, keys)]})
     return rows.assign(**{column: RUNS[operator](rows[column], groups(rows, keys))})
@@ -140,13 +142,15 @@ def offered_runs(rows: pd.DataFrame, keys: list[str], read: set[str]) -> Iterato
         if column not in read:
             continue
         if column in keys:
-            if rows[column].nunique() > 1:
+            if rows[column].astype(str).nunique() > 1:
                 yield "only_first", column
             continue
         values = rows[column]
         of = ["flipped"] if values.dtype == bool else [f.__name__.rstrip("_") for f in NUMBERS]
         of = [*of, "another_column"] if _measured(values) and values.dtype != bool else of
-        of = of if _measured(values) else ["exchanged", "unpaired", "copied"] if values.nunique() > 1 else []
+        of = (
+            of if _measured(values) else ["exchanged", "unpaired", "copied"] if values.astype(str).nunique() > 1 else []
+        )
         yield from ((name, column) for name in of if not changed_runs(rows, name, column, keys).equals(rows))
 
 
@@ -211,6 +215,7 @@ def changed_numbers(numbers: dict, operator: str, path: Path) -> dict:
     everywhere = {path: 0.0 for path, _ in leaves(numbers)}
     rows = dict.fromkeys({p[:-1] for p in everywhere if len(p) > 2})
     other = _next(everywhere if operator == "two_exchanged" else rows, path)
+    assert other, "it is offered only where there is another"
     beside = _at(new, other[:-1])
     inside[last], beside[other[-1]] = beside[other[-1]], inside[last]
     return new

@@ -18,6 +18,7 @@ APPARATUS = [
     "registries",
     "glue",
     "manifest",
+    "notebooks",
     "provenance",
     "sabotage",
     "_validate",

@@ -105,14 +105,18 @@ def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
         config: further arguments of the family's configuration.
 
     Raises:
-        ValueError: for an unknown family.
+        ValueError: for an unknown family, or an argument that its configuration does not know.
         ImportError: as `library`.
     """
     transformers = library()
     of = FAMILIES[check.choice("family", family, FAMILIES)]
     own = {of.count: EXPERTS} | ({} if family == "Switch" else {"num_experts_per_tok": k})
     with torch.random.fork_rng(devices=[]):  # the library draws weights of its own first
-        made = getattr(transformers, f"{of.name}Config")(**of.config | own | config)
+        kind = getattr(transformers, f"{of.name}Config")  # which takes any name, and forgets what it does not know
+        known = {*of.config, *dir(kind()), *kind.attribute_map}
+        if unknown := config.keys() - known:
+            raise ValueError(f"config: expected arguments of {kind.__name__}, got {sorted(unknown)}")
+        made = kind(**of.config | own | config)
         model = getattr(transformers, of.name + of.head)(made)
     rng = torch_stream(seed, "weights")
     with torch.no_grad():

@@ -9,6 +9,9 @@ from jaxtyping import Int
 from scipy import stats
 from torch import Tensor
 
+from moe_theory import _validate as check
+from moe_theory.measure.dispatch import dispatch_entropy
+
 
 def curves(histories: Iterable[list[float]]) -> np.ndarray:
     """Stored histories as an array with one line for each.
@@ -62,6 +65,11 @@ def effective_experts(n_km) -> float:
     if not n_m.sum() > 0:
         raise ValueError(f"n_km: expected examples, got a table with the loads {n_m.tolist()}")
     return float(n_m.sum() ** 2 / np.square(n_m).sum())
+
+
+def entropies(tables) -> np.ndarray:
+    """Eq. 6.1 for each of some dispatch tables n_km, by the route over single examples."""
+    return np.array([dispatch_entropy(*labels(counts(table))) for table in tables])
 
 
 def mean_interval(values, level: float = 0.95) -> tuple[float, float, float]:

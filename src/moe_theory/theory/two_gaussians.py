@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.integrate import solve_ivp
-from scipy.special import expit, gammainc, roots_gegenbauer, roots_hermitenorm
+from scipy.integrate import cumulative_trapezoid, solve_ivp
+from scipy.special import expit, gammainc, roots_gegenbauer, roots_hermitenorm, roots_legendre
 
 from moe_theory import _validate as check
 
@@ -49,6 +49,23 @@ def noise_law(d: int, r: float, *, sigma: float = 1.0, nodes: int = 300) -> Law:
     y = (r**2 - tau**2) / (2 * sigma**2)
     p = p * np.exp(-(tau**2) / (2 * sigma**2)) * (gammainc(half, y) / y**half if half else 1.0)
     return Law(tau, p / p.sum())
+
+
+def ball_cubature(r: float, *, nodes: int = 40) -> tuple[Float[ndarray, "n 3"], Float[ndarray, " n"]]:
+    """Points and weights for `N(0, I_3)` truncated to the ball of radius r: `E f(g)` is `p @ f(g)`.
+
+    A product rule in radius, height and azimuth, with `nodes` of each. It does not use that the law has no preferred
+    direction, and is there to check what does.
+
+    Raises:
+        ValueError: for a radius that is not > 0, or a number of nodes below 1.
+    """
+    node, weight = roots_legendre(check.integer("nodes", nodes, 1))
+    radii, azimuth = check.positive("r", r) * (node + 1) / 2, np.arange(nodes) * 2 * np.pi / nodes
+    R, H, T = np.meshgrid(radii, node, azimuth, indexing="ij")
+    g = R * np.stack([H, np.sqrt(1 - H**2) * np.cos(T), np.sqrt(1 - H**2) * np.sin(T)])
+    p = weight[:, None, None] * weight[:, None] * R**2 * np.exp(-(R**2) / 2)
+    return g.reshape(3, -1).T, p.ravel() / p.sum()
 
 
 def logits(law: Law, m: Float[ndarray, "*n"], s: Float[ndarray, "*n"]) -> Float[ndarray, "*n N"]:
@@ -122,6 +139,64 @@ def reduced_flow(law: Law, start: Float[ndarray, " 2"], times: Float[ndarray, " 
     return np.stack([m, np.exp(log_s)])
 
 
+def _least_speed(h, kappa, C):
+    """Q of `decay_bounds` for the smallest logit h, the largest `C h`, and `kappa = cos theta - r`."""
+    slope = (h - np.tanh(h)) / (h * (1 - 1 / np.cosh(h)))
+    return 2 * kappa * slope * np.tanh(h / 2) ** 2 / np.tanh(C * h / 2)
+
+
+def _smallest_logit(m, s, r):
+    """`m - r |w|`, with `kappa` and `C` of `_least_speed`; a ValueError unless it is positive."""
+    n = np.hypot(m, s)
+    h = m - check.positive("r", r) * n
+    if not (h > 0).all():
+        raise ValueError(f"m: expected routers with m > r |w|, got a smallest logit of {np.min(h):.3g}")
+    return h, h / n, (m + r * n) / h
+
+
+def decay_bounds(m: Float[ndarray, "*n"], s: Float[ndarray, "*n"], r: float) -> Float[ndarray, "2 *n"]:
+    """Q and K with `Q^2 <= -(dL/dt) / L^2 <= K^2` along the flow with u at its optimum, from this router on.
+
+    They hold for all noise without preferred direction of length at most r, where the smallest logit
+    `h = m - r |w|` of an input is positive: `K = 2 / tanh(h / 2)` and
+    `Q = 2 (cos theta - r) G(h) tanh(h / 2)^2 / tanh(H / 2)` with the largest logit `H = m + r |w|` and
+    `G(h) = (h cosh h - sinh h) / (h (cosh h - 1))`.
+
+    Args:
+        m, s: `<w, z>` and the length of the part of w across z.
+        r: radius of the noise, below 1.
+
+    Raises:
+        ValueError: if an input of the cluster may be on the wrong side of the router.
+    """
+    h, kappa, C = _smallest_logit(m, s, r)
+    return np.stack([_least_speed(h, kappa, C), 2 / np.tanh(h / 2)])
+
+
+def time_bounds(m: float, s: float, r: float, loss: float, target: float) -> tuple[float, float]:
+    """Between which times the flow with u at its optimum brings a loss down to a target.
+
+    With Q and K of `decay_bounds` it is at least `(1 / target - 1 / loss) / K^2`. It is at most that with Q for K,
+    and at most `(int dh / (kappa Q(h)) + 1 / Q(h1)^2) / target`, the integral from the smallest logit to any h1.
+
+    Args:
+        m, s, r: as in `decay_bounds`.
+        loss: of this router; target: below it.
+
+    Raises:
+        ValueError: for a target that is not below the loss, or a router as in `decay_bounds`.
+    """
+    if not 0 < target < loss:
+        raise ValueError(f"target: expected a number between 0 and the loss {loss:.3g}, got {target:.3g}")
+    h0, kappa, C = _smallest_logit(np.asarray(m), np.asarray(s), r)
+    h = h0 * np.geomspace(1, max(2, 60 / h0), 2000)
+    Q = _least_speed(h, kappa, C)
+    waiting = cumulative_trapezoid(1 / Q, h, initial=0) / kappa
+    due = 1 / target - 1 / loss
+    high = min(due / Q[0] ** 2, ((waiting + 1 / Q**2) / target).min())
+    return float(due * np.tanh(h0 / 2) ** 2 / 4), float(high)
+
+
 def joint_loss(law: Law, state: Float[ndarray, " 4"]) -> float:
     """`L(u, w) = 2 E |q u - v|^2` at m, s, beta, gamma, the state of `joint_drive`."""
     m, s, beta, gamma = map(np.asarray, state)
@@ -149,6 +224,15 @@ def joint_flow(
     check.positive("ratio", ratio)
     drive = lambda _, state: joint_drive(law, state, ratio=ratio)  # noqa: E731
     return solve_ivp(drive, (times[0], times[-1]), start, "LSODA", times, rtol=1e-8, atol=1e-12).y
+
+
+def valley_rate(law: Law) -> float:
+    """c of the valley, in which a long u shrinks by `d|u|^2 / dt = -c R / |u|^2`, so that `|u|^4` takes `1 / (2 c R)`.
+
+    `c = 2/3 (2 / (1 + t2))^3 (2 t2 + t4 - 3 t2^2) / (1 + t2)` with the moments `tk = E tau^k` of the law.
+    """
+    t2, t4 = law.p @ law.tau**2, law.p @ law.tau**4
+    return float(2 / 3 * (2 / (1 + t2)) ** 3 * (2 * t2 + t4 - 3 * t2**2) / (1 + t2))
 
 
 def saddle_exit(law: Law, start: Float[ndarray, " 4"], *, ratio: float) -> float:

@@ -242,7 +242,8 @@ def least_squares(
         steps: stop after so many.
 
     Raises:
-        ValueError: for shapes that do not match, numbers that are not finite, or a start outside the radius.
+        ValueError: for shapes that do not match, numbers that are not finite, a start outside the radius, or a
+            descent on which an expert's derivatives vanish at all inputs.
     """
     check.finite("x", x)
     check.finite("y", y)
@@ -256,12 +257,18 @@ def least_squares(
         raise ValueError(f"start: expected every |beta1| <= radius = {radius}")
     data, domain = problems(x, y, router, expert), Domain(router, router.bound(radius))
     state = State.start(torch.stack([unknowns(G, router) for G in start]), data)
-    for _ in range(steps):
-        live = (state.gain > tolerance).nonzero()[:, 0]
-        if not len(live):
-            break
-        state = state.put(live, _stepped(state.some(live), data.some(live), domain))
-    promise = _promise(state, data, domain)
+    try:
+        for _ in range(steps):
+            live = (state.gain > tolerance).nonzero()[:, 0]
+            if not len(live):
+                break
+            state = state.put(live, _stepped(state.some(live), data.some(live), domain))
+        promise = _promise(state, data, domain)
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise ValueError(
+            f"y, start, expert: expected data that {expert!r} experts fit from these starts, got some for which an"
+            " expert saturates, so that no small change of it is seen in the data"
+        ) from error
     found = [_measure(end, G, router) for end, G in zip(state.at, start, strict=True)]
     converged = (state.gain <= tolerance) & (promise <= tolerance)
     return Estimate(found, state.sse, state.gain, promise, state.steps, converged)

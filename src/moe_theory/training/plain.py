@@ -61,7 +61,13 @@ class Layer:
 
     def draw(self, like: Tensor, M: int, rng: np.random.Generator) -> Float[Tensor, "n M"]:
         """Routing noise for the examples in `like`."""
-        found = check.array("noise", self.noise(rng, (M, len(like)))).to(like)
+        try:
+            found = self.noise(rng, (M, len(like)))
+        except TypeError as error:
+            raise ValueError(
+                f"noise: expected a function of a NumPy generator and a shape, got one that fails ({error})"
+            ) from error
+        found = check.array("noise", found).to(like)
         if found.shape != (M, len(like)):
             raise ValueError(f"noise: expected draws of shape {(M, len(like))}, got {tuple(found.shape)}")
         return found.T
