@@ -58,6 +58,13 @@ def describe(app, pagename, templatename, context, doctree):
         context["metatags"] += f'\n    <meta name="description" content="{html.escape(text)}" />'
 
 
+def titled_proofs(app, pagename, templatename, context, doctree):
+    """A proof that is folded has its first word as the title that opens it."""
+    if doctree is not None:
+        folded = r'(<div class="proof dropdown admonition"[^>]*>\s*)<p>Proof\. ?'
+        context["body"] = re.sub(folded, r'\1<p class="admonition-title">Proof</p>\n<p>', context["body"])
+
+
 def without_repeated_ids(app, pagename, templatename, context, doctree):
     """Proofs, and the insides of boxes, all have one id from sphinx-proof and sphinx-exercise; nothing refers to it."""
     if doctree is not None:
@@ -153,6 +160,7 @@ def setup(app):
     Collector.assign_section_numbers = number_by_file(Collector.assign_section_numbers)
     app.connect("html-page-context", describe)
     app.connect("html-page-context", without_repeated_ids)
+    app.connect("html-page-context", titled_proofs)
     app.connect("html-page-context", lead_to_source)
     app.connect("html-collect-pages", source_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -600,7 +600,8 @@ def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, 
     links, book = derived(row["id"], known, here), f"{_up(here)}book"
     links.append(f'<a href="{book}/ledger.html#{row["id"]}">ledger</a>')
     if (score := scores.get(row["id"])) is not None:
-        links.append(f'<a href="{book}/verdicts.html#what-a-check-is-worth">sabotage score</a> {score:.0f} %')
+        page = f"{book}/verdicts.html#what-a-check-is-worth"
+        links.append(f'<a class="claim-score" href="{page}">sabotage score</a> {score:.0f} %')
     if row["verdict"] in NEWS:
         links.append(f'<a href="{book}/errata.html#erratum-{row["id"]}">erratum</a>')
     if row["paper"] in addresses():

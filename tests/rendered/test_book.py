@@ -230,7 +230,9 @@ def test_cards_ledger_errata_and_papers_lead_to_each_other():
     pages = ("book/ledger.html", "book/errata.html", *NUMBERED)
     places = {page: {tag["id"] for tag in read(page).select("[id]")} for page in (*pages, "book/map.html")}
     for page in pages:
-        for link in read(page).select(":is(.claim-card, table.ledger, .erratum) a:not(.claim-box, .claim-rest)"):
+        for link in read(page).select(
+            ":is(.claim-card, table.ledger, .erratum) a:not(.claim-box, .claim-rest, .claim-score)"
+        ):
             claim = link.find_parent(id=True)["id"].removeprefix("claim-").removeprefix("erratum-")
             target, _, anchor = link["href"].partition("#")
             if link["href"].startswith("https://"):

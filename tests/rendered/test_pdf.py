@@ -77,4 +77,4 @@ def test_a_link_to_nowhere_in_the_book_is_an_error(printed):
 
 
 def test_the_order_is_that_of_the_contents():
-    assert pdf.contents()[:2] == ["book/index", "notebooks/01_patch_task"]
+    assert pdf.contents()[:2] == ["book/index", "notebooks/25_which_router"]

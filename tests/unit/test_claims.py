@@ -209,7 +209,8 @@ def test_strict_is_set_by_build_and_tests_only(monkeypatch):
 
 # --- the ledger -----------------------------------------------------------------------------------
 
-CALL = "claims.check('chen-rem-c.2', kappa={'a': 1, 'b': 1, 'c': 1, 'd': 1, 'e': 1, 'f': 1}, peak=1)"
+PEAKS = claims.registry()["chen-rem-c.2"]["evidence"]["peak"]["close_to"]
+CALL = f"claims.check('chen-rem-c.2', kappa={PEAKS}, peak={PEAKS})"
 
 
 @pytest.fixture(scope="module")

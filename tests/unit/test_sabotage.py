@@ -1,6 +1,7 @@
 """The machinery on a small chapter of its own, what its operators offer, and what the book promises of its mutants."""
 
 import ast
+import multiprocessing
 import re
 
 import nbformat
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 
 from moe_book import claims
-from moe_book.sabotage import operators, outcomes, population, sources, stored
+from moe_book.sabotage import operators, outcomes, population, running, sources, stored
 from moe_book.sabotage.__main__ import main
 from moe_book.sabotage.slicing import needed, reached
 
@@ -18,24 +19,40 @@ CELLS = [
     "from moe_theory.theory.smoothing import kappa\nlarge = kappa('gaussian')",
     "unread = 3 + 4",
     "rows = experiments.load('contact')\nhalf = 0.9975",
-    "ratios = [2 * half * ((rows['distance'] < 1e-15).all()) for _ in range(4)]",
-    'claims.check("chen-lem-c.3", gaussian=large * 12.566370614359172**0.5, ratios=ratios)',
+    "ratios = [2 * half * ((rows['distance'] < 1).all()) for _ in range(4)]",
+    'claims.check("small", gaussian=large * 12.566370614359172**0.5, ratios=ratios)',
 ]
-CLAIM = "chen-lem-c.3"
+CLAIM = "small"
+LINES = {
+    "gaussian": {"says": "over its limit", "close_to": 1.41421356237, "within": 1e-9},
+    "ratios": {"says": "ratios", "inside": [1.99, 2], "cases": 4},
+}
+ROW = {"id": CLAIM, "paper": "book", "where": "a test", "says": "It is small.", "kind": "theorem", "chapter": "03"}
+
+
+def forget():
+    for cached in (sources.code, sources.cells_of, sources.statements_of, outcomes.equivalents):
+        cached.cache_clear()
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A chapter of six cells that settles one claim; its outcomes go to a folder of their own."""
+    """A book of one chapter of six cells that settles one claim; its outcomes go to a folder of their own."""
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "03_small.ipynb")
     monkeypatch.setattr(sources, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(outcomes, "OUTCOMES", tmp_path / "outcomes")
-    for cached in (sources.code, sources.cells_of, sources.statements_of):
-        cached.cache_clear()
+    monkeypatch.setattr(outcomes, "EQUIVALENT", tmp_path / "equivalent.yml")
+    outcomes.EQUIVALENT.write_text("{}")
+    registry = {CLAIM: {**ROW, "verdict": "holds", "evidence": LINES}}
+    for module in (sources, population, outcomes):
+        monkeypatch.setattr(module, "claims", lambda: registry)
+    monkeypatch.setattr(claims, "registry", lambda: registry)
+    # processes that are forked from this one have this book, too
+    monkeypatch.setattr(running, "get_context", lambda _: multiprocessing.get_context("fork"))
+    forget()
     yield tmp_path
-    for cached in (sources.code, sources.cells_of, sources.statements_of):
-        cached.cache_clear()
+    forget()
 
 
 TRACE = [{"functions": ["moe_theory.theory.smoothing:kappa"] if i == 1 else [], "seconds": 0.1} for i in range(6)]
@@ -163,7 +180,7 @@ def test_a_population_is_spread_over_kinds_and_drawn_by_the_id(small):
 def test_mutants_are_run_and_told_by_what_the_box_says(small, capsys):
     assert main(["run", "--jobs", "2"]) == 0
     ends = outcomes.table().set_index("what").outcome
-    assert ends["`0.9975` to `1.047375`"] == "refused"
+    assert ends["distance: 5 % more, everywhere"] == "survived"  # the box asks only that it is small
     assert ends["`range(4)` to `list(range(4))[:1]`"] == "refused"  # four cases are expected
     assert ends["`large * 12.566370614359172 ** 0.5` to `large`"] == "refused"
     assert set(ends) <= {"refused", "survived", "crashed"} and len(ends) == len(population.population(CLAIM, TRACE))
@@ -174,7 +191,7 @@ def test_mutants_are_run_and_told_by_what_the_box_says(small, capsys):
     assert main(["spotcheck", "any text", "--jobs", "2"]) == 0
     path = small / "03_small.ipynb"
     path.write_text(path.read_text().replace("0.9975", "0.9976"))
-    sources.code.cache_clear(), sources.cells_of.cache_clear()
+    forget()
     assert outcomes.current(CLAIM) == {}
 
 
