@@ -5,7 +5,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
@@ -46,14 +46,14 @@ def drawn(chosen: dict[str, list[str]], watched: Traces) -> Populations:
     return {chapter: {c: population(c, watched[chapter]) for c in ids} for chapter, ids in chosen.items()}
 
 
-def _tasks(populations: Populations, watched: Traces, skip: set[tuple[str, str]]) -> list[tuple]:
-    """What is to be run, a portion of every claim after another."""
+def _tasks(populations: Populations, watched: Traces, wanted: Callable[[str, str], bool]) -> list[tuple]:
+    """What is to be run of that which is wanted, by claim and key, a portion of every claim after another."""
     found = []
     for start in range(0, SIZE, PORTION):
         for chapter, by_claim in populations.items():
             todo = []
             for claim, mutants in by_claim.items():
-                mine = [m for m in mutants[start : start + PORTION] if (claim, m.key) not in skip]
+                mine = [m for m in mutants[start : start + PORTION] if wanted(claim, m.key)]
                 todo += [control(claim), *mine] if mine else []
             if todo:
                 found.append((attempted, (chapter, todo, [cell["seconds"] for cell in watched[chapter]])))
@@ -91,7 +91,7 @@ def run(claims: list[str], jobs: int) -> int:
     populations = drawn(chosen, watched)
     known = {c: outcomes.current(c) for ids in chosen.values() for c in ids}
     by_key = {(m.claim, m.key): m for ids in populations.values() for ms in ids.values() for m in ms}
-    tasks = _tasks(populations, watched, {(c, key) for c, rows in known.items() for key in rows})
+    tasks = _tasks(populations, watched, lambda claim, key: key not in known[claim])
     for o in _outcomes(tasks, jobs, unfit):
         chapter, m = chapter_of(o.claim), by_key[o.claim, o.key]
         known[o.claim][o.key] = outcomes.row(m, o.outcome, o.why, o.seconds)
@@ -107,7 +107,7 @@ def spotcheck(seed: str, jobs: int) -> int:
     spots = set(random.Random(seed).sample(keys, min(SPOTS, len(keys))))
     chosen = _chosen(sorted({claim for claim, _ in spots})) if spots else {}
     watched, unfit = traces(list(chosen), jobs), []
-    tasks = _tasks(drawn(chosen, watched), watched, set(keys) - spots)
+    tasks = _tasks(drawn(chosen, watched), watched, lambda *mutant: mutant in spots)
     stored = dict(zip(keys, rows.outcome, strict=True))
     worse, seen = [], 0
     for o in _outcomes(tasks, jobs, unfit):
