@@ -23,7 +23,7 @@ from typing import Any
 
 from moe_book.sabotage import operators, stored
 from moe_book.sabotage.population import Mutant, paper_numbers
-from moe_book.sabotage.sources import cells_of, code, function_node, module_tree
+from moe_book.sabotage.sources import SOURCES, cells_of, code, function_node, module_tree
 from moe_book.sabotage.tracing import trace
 
 PRELOADED = ["torch.func", "pandas", "scipy.stats", "scipy.optimize", "scipy.integrate", "seaborn", "sympy", "yaml"]
@@ -172,7 +172,8 @@ def _go_on(m: Mutant, names: dict, patience: list[int]) -> tuple[str, str]:
         mine = str(refusal).startswith(f"{m.claim}:")
         return "refused" if mine else "crashed", str(refusal).split("\n")[0][:200]
     except BaseException as error:
-        return "crashed", f"cell {index + 1}: {type(error).__name__}: {error}".split("\n")[0][:200]
+        why = f"cell {index + 1}: {type(error).__name__}: {error}".replace(str(SOURCES), "…")
+        return "crashed", why.split("\n")[0][:200]
     return "survived", ""
 
 
