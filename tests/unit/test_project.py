@@ -239,7 +239,7 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "figures": {"typeset"},
     "experiments": {"manifest", "provenance", "registries", "the library"},
     "speed": {"manifest", "the library"},
-    "sabotage": {"claims", "figures", "experiments", "notebooks", "provenance", "registries"},
+    "sabotage": {"claims", "figures", "experiments", "manifest", "notebooks", "provenance", "registries"},
     "pages": {"claims", "glue", "notebooks", "typeset", "graph"},
     "api": {"experiments", "claims", "the library"},
     "build": {"api", "claims", "decisions", "glue", "notebooks", "pages", "experiments", "sabotage"},

@@ -9,7 +9,7 @@ import pandas as pd
 from moe_book import registries
 from moe_book.claims import registry as claims
 from moe_book.sabotage.population import KINDS, SIZE, Mutant, chapters, reached
-from moe_book.sabotage.sources import FOLDER, bare_source, chapter_of, code, digest, short_hash, syntax
+from moe_book.sabotage.sources import FOLDER, chapter_of, code, digest, reached_code, short_hash, syntax
 
 OUTCOMES = FOLDER / "outcomes"
 EQUIVALENT = FOLDER / "equivalent.yml"
@@ -49,7 +49,7 @@ def _write(chapter: str, found: dict) -> None:
 
 
 def _trace_digest(chapter: str, functions: list[str]) -> str:
-    return short_hash([syntax(cell) for cell in code(chapter)], sorted(map(bare_source, functions)))
+    return short_hash([syntax(cell) for cell in code(chapter)], reached_code(functions))
 
 
 def stored_trace(chapter: str) -> list[dict] | None:

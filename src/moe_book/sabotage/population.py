@@ -13,7 +13,7 @@ from moe_book.claims import NUMBERS
 from moe_book.claims import registry as claims
 from moe_book.sabotage import operators, stored
 from moe_book.sabotage.operators import Operator, Site
-from moe_book.sabotage.sources import cells_of, chapter_of, function_node, statements_of
+from moe_book.sabotage.sources import cells_of, chapter_of, function_node, loaded, statements_of
 
 SIZE = 40  # of a claim's population
 KINDS = {
@@ -95,7 +95,7 @@ def _offered(claim: str, trace: list[dict]) -> Iterator[Mutant]:
         if node := function_node(function):
             yield from _in_function(claim, "code", operators.CODE, function, node, start)
             yield from _in_function(claim, "cases", (operators.stepless,), function, node, start)
-    for name, start in _loaded(cells).items():
+    for name, start in loaded(claim).items():
         keys = list(experiments.experiment(name).grid[0])
         for operator, column in stored.offered_runs(_rows(name), keys, read(claim, trace)):
             kind = "cases" if operator == "only_first" else "runs"
@@ -130,16 +130,6 @@ def reached(claim: str, trace: list[dict]) -> dict[str, int]:
     for i, cell in enumerate(cells_of(claim)):
         for function in trace[i]["functions"] if cell else []:
             found.setdefault(function, i)
-    return found
-
-
-def _loaded(cells: tuple[str, ...]) -> dict[str, int]:
-    """The experiments that cells name, each with the first cell that does."""
-    found: dict[str, int] = {}
-    for i, cell in enumerate(cells):
-        for name in re.findall(r"""["'](\w+)["']""", cell):
-            if name in experiments.EXPERIMENTS:
-                found.setdefault(name, i)
     return found
 
 

@@ -34,7 +34,7 @@ class Outcome:
     """What became of a mutant.
 
     Attributes:
-        claim, key: of the mutant; an empty key for the claim's cells unchanged.
+        claim, key: of the mutant, or of the claim's control, which changes nothing.
         outcome: `refused` by the claim's box, `survived`, or `crashed` if an error came before the box.
         why: the first line of the refusal, or of the error with its cell.
         seconds: processor time from the fork on.

@@ -5,11 +5,14 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import tokenize
 from functools import cache
 from pathlib import Path
 
+from moe_book import manifest
 from moe_book.claims import registry as claims
+from moe_book.experiments import EXPERIMENTS
 from moe_book.notebooks import NOTEBOOKS, settling
 from moe_book.sabotage.slicing import needed
 
@@ -68,6 +71,16 @@ def statements_of(claim: str) -> tuple[tuple[int, int], ...]:
 
 def _box(cell: str, statement: int, claim: str) -> bool:
     return _settles(ast.get_source_segment(cell, ast.parse(cell).body[statement]) or "", claim)
+
+
+def loaded(claim: str) -> dict[str, int]:
+    """The experiments that a claim's cells name, each with the first cell that does."""
+    found: dict[str, int] = {}
+    for i, cell in enumerate(cells_of(claim)):
+        for name in re.findall(r"""["'](\w+)["']""", cell):
+            if name in EXPERIMENTS:
+                found.setdefault(name, i)
+    return found
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -150,14 +163,28 @@ def bare_source(function: str) -> str:
 
 
 @cache
+def constants(module: str) -> str:
+    """What a module says outside its functions, classes and imports, less its docstring."""
+    apart = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+    return "\n".join(_bare(node) for node in module_tree(module).body if not isinstance(node, apart))
+
+
+@cache
 def judge() -> str:
     """Hash of the code by which a box is judged: evidence.py, and `JUDGING` of claims.py, less texts."""
     judging = [bare_source(f"moe_book.claims:{name}") for name in JUDGING]
     return short_hash(_bare(module_tree("moe_book.evidence")), judging)
 
 
+def reached_code(functions: list[str]) -> list[str]:
+    """The source of functions, and of the constants beside them."""
+    return [*sorted(map(bare_source, functions)), *map(constants, sorted({f.split(":")[0] for f in functions}))]
+
+
 def digest(claim: str, functions: list[str]) -> str:
-    """Hash of all that a claim's box depends on: its cells, the functions that they reach, and what decides."""
+    """Hash of all that a claim's box depends on: its cells, the code and the runs that they reach, what decides."""
     cells = [syntax(cell) for cell in cells_of(claim) if cell]
+    files = manifest.entries()
+    runs = [files[f"{name}.csv"]["sha256"] for name in sorted(loaded(claim))]
     decides = [claims()[claim].get(field) for field in DECIDES]
-    return short_hash(claim, cells, sorted(map(bare_source, functions)), decides, judge())
+    return short_hash(claim, cells, reached_code(functions), runs, decides, judge())

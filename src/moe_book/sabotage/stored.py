@@ -2,7 +2,8 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ MORE = 1.05  # a measured number that is off by 5 %
 WIDER = 1.5  # a spread over seeds that is half as large again
 
 
-def drawn(key: str, choices: list) -> object:
+def drawn(key: str, choices: Sequence) -> Any:
     """One of some choices, by a hash of a key."""
     return choices[int(hashlib.sha256(key.encode()).hexdigest(), 16) % len(choices)]
 
@@ -23,9 +24,13 @@ Values = pd.Series
 
 def _of_numbers(change: Callable[[np.ndarray], np.ndarray], values: Values) -> Values:
     """A change of numbers, applied to a column of numbers as a whole, or to each curve of a column of curves."""
-    if values.map(lambda v: isinstance(v, list)).any():
+    if _curves(values):
         return values.map(lambda v: change(np.array(v, float)).tolist() if isinstance(v, list) and _flat(v) else v)
     return pd.Series(change(values.to_numpy(float)), values.index)
+
+
+def _curves(values: Values) -> bool:
+    return values.map(lambda v: isinstance(v, list)).any()
 
 
 def _flat(value: list) -> bool:
@@ -48,7 +53,7 @@ def exchanged(values: Values, group: Values) -> Values:
     names = sorted(group.unique())
     if len(names) < 2:
         return values
-    at = int(hashlib.sha256(f"{values.name} exchanged".encode()).hexdigest(), 16) % (len(names) - 1)
+    at = drawn(f"{values.name} exchanged", range(len(names) - 1))
     a, b = (values.index[group == name] for name in names[at : at + 2])
     n, new = min(len(a), len(b)), values.copy()
     for i, j in zip(a[:n], b[:n], strict=True):
@@ -77,7 +82,7 @@ def copied(values: Values, group: Values) -> Values:
 
 def widened(values: Values, group: Values) -> Values:
     """The spread over the seeds of each group half as large again."""
-    if values.map(lambda v: isinstance(v, list)).any():
+    if _curves(values):
         return values
     mean = values.astype(float).groupby(group.to_numpy()).transform("mean")
     return mean + WIDER * (values.astype(float) - mean)
@@ -99,12 +104,12 @@ def smoothed(values: Values, group: Values) -> Values:
 
 
 def _of_curves(change: Callable[[np.ndarray], np.ndarray], values: Values) -> Values:
-    return _of_numbers(change, values) if values.map(lambda v: isinstance(v, list)).any() else values
+    return _of_numbers(change, values) if _curves(values) else values
 
 
 def tilted(values: Values, group: Values) -> Values:
     """Nothing more in the first group of the grid, 10 % more in the last, and in proportion between."""
-    if values.map(lambda v: isinstance(v, list)).any():
+    if _curves(values):
         return values
     order = group.map({name: i for i, name in enumerate(group.unique())}) / max(group.nunique() - 1, 1)
     return values * (1 + 0.1 * order)
@@ -145,13 +150,18 @@ def offered_runs(rows: pd.DataFrame, keys: list[str], read: set[str]) -> Iterato
             if rows[column].astype(str).nunique() > 1:
                 yield "only_first", column
             continue
-        values = rows[column]
-        of = ["flipped"] if values.dtype == bool else [f.__name__.rstrip("_") for f in NUMBERS]
-        of = [*of, "another_column"] if _measured(values) and values.dtype != bool else of
-        of = (
-            of if _measured(values) else ["exchanged", "unpaired", "copied"] if values.astype(str).nunique() > 1 else []
+        yield from (
+            (name, column) for name in _fitting(rows[column]) if not changed_runs(rows, name, column, keys).equals(rows)
         )
-        yield from ((name, column) for name in of if not changed_runs(rows, name, column, keys).equals(rows))
+
+
+def _fitting(values: Values) -> list[str]:
+    """The operators that a column of this kind has."""
+    if values.dtype == bool:
+        return ["flipped"]
+    if _measured(values):
+        return [*(operator.__name__.rstrip("_") for operator in NUMBERS), "another_column"]
+    return ["exchanged", "unpaired", "copied"]
 
 
 def _beside(rows: pd.DataFrame, column: str, keys: list[str]) -> str:
