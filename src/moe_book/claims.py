@@ -226,9 +226,19 @@ class Box:
             f'<div class="claim-card claim-{slug(self.verdict)} mathjax_process" id="claim-{self.id}">'
             f'<p class="claim-head"><strong class="claim-verdict">{self.verdict}</strong> '
             f"<code>{self.id}</code> {typeset(self.source)}</p>"
-            f"<p>{typeset(self.says)}</p>{table(self.evidence)}"
+            f"<p>{typeset(self.says)}</p>{self._lines()}"
             f"{remarks}{self._criterion()}{links}</div>"
         )
+
+    def _lines(self) -> str:
+        """Deciding lines and the first others, `FIRST` together; the rest folded, but open where one is greyed."""
+        lines = sorted(self.evidence, key=lambda line: not line["refuted"].startswith(DECIDES))
+        if len(lines) <= FIRST + 1:
+            return table(lines)
+        rest = lines[FIRST:]
+        state = "" if all(line["holds"] for line in rest) else " open"
+        summary = f"<summary>{len(rest)} more lines of evidence</summary>"
+        return f'{table(lines[:FIRST])}<details class="claim-more"{state}>{summary}{table(rest)}</details>'
 
     def _criterion(self) -> str:
         if not self.criterion:
@@ -242,6 +252,8 @@ class Box:
         return {"text/plain": str(self), "text/html": self.html(), MIME: asdict(self)}
 
 
+FIRST = 3  # lines that a box shows unfolded
+DECIDES = "decides: "
 MOVED = "not the chapter's numbers"
 OWN = "your check"
 
@@ -384,7 +396,7 @@ def _verdict(row: dict, lines: Mapping[str, Line]) -> str:
 def _deciding(line: Line) -> Line:
     """A line that chooses the verdict: it refutes nothing, and says whether it is met."""
     met = f"met (not if {line.refuted})" if line.holds else f"not met ({line.refuted})"
-    return replace(line, refuted=f"decides: {met}", holds=True)
+    return replace(line, refuted=f"{DECIDES}{met}", holds=True)
 
 
 def _named_in_finding(row: dict) -> set[str]:

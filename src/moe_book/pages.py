@@ -33,12 +33,12 @@ FINDINGS = {
     "smooth-prop-1": "<b>With one selected expert, do not renormalize its gate.</b> A softmax over a single expert is "
     "always 1, so the task sends the router a gradient of exactly zero, even where moving the router would lower the "
     "risk.",
-    "chen-lem-5.1": "<b>Noise makes routing far smoother than was proved.</b> If the noise has density at most "
+    "chen-lem-5.1": "<b>Noise makes routing far smoother than published.</b> If the noise has density at most "
     "$\\kappa$, no expert's probability changes by more than $2\\kappa$ times the largest change of a logit, for any "
     "number $M$ of experts. The published constant, $\\kappa M^2$, is 128 times as large for sixteen experts.",
-    "chen-tab-11": "<b>A training that fails may only be too short.</b> Thirty-two experts trained by plain gradient "
-    "descent, without a balancing loss, solve the patch task once the step size lets training take off in time. The "
-    "printed algorithm does so; the released code failed at both step sizes that we tried.",
+    "chen-tab-11": "<b>A training that fails may only be too short.</b> The paper reports that without a balancing "
+    "loss plain gradient descent fails with thirty-two experts. The printed algorithm succeeds in every run once the "
+    "step size lets training take off in time. The released code failed at both step sizes that we tried.",
     "nguyen-thm-5": "<b>The lengths of a cosine router's vectors cannot be learned from any amount of data.</b> The "
     "paper bounds a loss that contains their error below by $n^{-1/2}$; this error does not fall at all. What the "
     "function determines is learned at the usual rate.",
@@ -197,20 +197,23 @@ def _verdict(verdict: str, link: str = "") -> str:
 # --- the front page -----------------------------------------------------------------------------
 
 
-SUMMARY = (
-    "**Of the papers' {all} claims {holds} hold as stated, {sharpened} hold with a better constant, {proof repaired} "
-    "hold by a new proof, {corrected} hold after a repair that we state, and {fails} are refuted by a "
-    "counterexample.** {reproduced after a search} tables, figures and experiments came out after a search for what "
-    "the paper leaves open, or by a criterion that was set afterwards, and {reproduced} came out as described. "
-    "{differs} gave other numbers, which stand beside the paper's. {trend} asymptotic claims appear as fitted "
-    "trends, {misprint} are slips of print, and {untested} could not be tested here. The book adds {own} results of "
-    "its own. If a number stops supporting its verdict, the book does not build."
+TALLY = (
+    "**Of the papers' {all} claims {holds} hold as stated, {sharpened} with a better constant, {proof repaired} by a "
+    "new proof, and {corrected} after a repair that we state. {fails} are refuted by a counterexample, and {differs} "
+    "tables, figures and experiments gave other numbers.**"
+)
+OTHERS = (
+    "{reproduced} came out as described, and {reproduced after a search} after a search for what the paper leaves open, "
+    "or by a criterion that was set afterwards. Where our numbers differ, both stand side by side. {trend} asymptotic "
+    "claims appear as fitted trends, {misprint} are slips of print, and {untested} could not be tested here. The book "
+    "adds {own} results of its own. If a number stops supporting its verdict, the book does not build."
 )
 
 
-def summary(papers: Mapping[str, int], own: Mapping[str, int]) -> str:
-    """What the book found, in a sentence for each kind of verdict, from the counts of claims by verdict."""
-    return SUMMARY.format_map({**papers, "all": sum(papers.values()), "own": sum(own.values())})
+def summary(papers: Mapping[str, int], own: Mapping[str, int]) -> tuple[str, str]:
+    """What became of the papers' statements, and of all else, from the counts of claims by verdict."""
+    numbers = {**papers, "all": sum(papers.values()), "own": sum(own.values())}
+    return TALLY.format_map(numbers), OTHERS.format_map(numbers)
 
 
 def counts(ledger: dict) -> str:
@@ -266,7 +269,7 @@ def findings(ledger: dict) -> str:
         row = rows[claim]
         if row["verdict"] == "open":
             raise ValueError(f"FINDINGS: {claim} is open")
-        whose = "Our claim" if row["paper"] == "book" else PAPERS[row["paper"]]
+        whose = "Our claim" if row["paper"] == "book" else f"{PAPERS[row['paper']]}, {row['where'].split(', ')[0]}"
         text = formulas(text.replace("{faults}", planted))
         items.append(f"<li>{text} <small>{whose}: {_verdict(row['verdict'])} {_chapter(row)}</small></li>")
     return f'<ol class="findings mathjax_process">{"".join(items)}</ol>\n'
@@ -508,8 +511,10 @@ def map_page(ledger: dict) -> str:
 
 def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
     """File names under book/ and their text, from the ledger and the boxes of the chapters."""
+    tally, others = summary(*ledger["counts"].values())
     return {
-        "_summary.md": summary(*ledger["counts"].values()),
+        "_tally.md": tally,
+        "_others.md": others,
         "_verdicts.md": counts(ledger),
         "_criteria.md": criteria(),
         "_sabotage.md": sabotage(ledger),
