@@ -133,8 +133,15 @@ def _requoted(text: str) -> str:
 
 
 def short_hash(*parts: object) -> str:
-    """A short hash of what JSON can write."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    """A short hash of what JSON can write, whatever the order of its mappings."""
+    return hashlib.sha256(json.dumps(_named(parts), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _named(value: object) -> object:
+    """The same with text for every key: YAML reads some as numbers, which do not sort among names."""
+    if isinstance(value, dict):
+        return {str(key): _named(inner) for key, inner in value.items()}
+    return [_named(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class _Bare(ast.NodeTransformer):
