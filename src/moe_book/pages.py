@@ -206,8 +206,8 @@ OTHERS = (
     "Of the other tables, figures and experiments {reproduced} came out as described, and {reproduced after a search} "
     "after a search for what the paper leaves open, or by a criterion that was set afterwards. Where our numbers "
     "differ, both stand side by side. {trend} asymptotic claims appear as fitted trends, {misprint} are slips of "
-    "print, and {untested} could not be tested here. The book adds {own} results of its own. If a number stops supporting its "
-    "verdict, the book does not build."
+    "print, and {untested} could not be tested here. The book adds {own} results of its own. If a "
+    "number stops supporting its verdict, the book does not build."
 )
 
 
