@@ -250,6 +250,15 @@ def test_the_readme_counts_as_the_front_page_does():
     assert said in " ".join(readme.split()), f"expected in README.md: {said}"
 
 
+def test_the_front_page_s_bar_counts_every_claim_of_the_papers():
+    papers = Counter(row["verdict"] for row in REGISTRY.values() if row["paper"] != "book")
+    shown = pages.tally(papers)
+    pieces, legend = (re.findall(p, shown) for p in (r'style="flex: (\d+)"', r"<li><a [^>]*>(\d+) "))
+    assert pieces == legend and sum(map(int, pieces)) == papers.total() == int(
+        re.findall(r"their (\d+) claims", shown)[0]
+    )
+
+
 def test_findings_are_short():
     for text in pages.FINDINGS.values():
         assert len(re.sub(r"<[^>]+>", "", text)) <= 350

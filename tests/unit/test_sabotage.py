@@ -225,6 +225,11 @@ JUDGED = {  # a change of how boxes are judged or only shown, and whether it is 
 }
 
 
+def test_every_claim_has_a_digest_whatever_its_names_are():
+    """YAML reads some names of cases as numbers."""
+    assert len({sources.digest(claim, []) for claim in claims.registry()}) == len(claims.registry())
+
+
 @pytest.mark.parametrize("name", JUDGED)
 def test_outcomes_hold_for_the_code_that_judged_them(monkeypatch, name):
     old, new, another = JUDGED[name]
