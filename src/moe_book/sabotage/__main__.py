@@ -92,7 +92,7 @@ def run(claims: list[str], jobs: int) -> int:
 
 
 def spotcheck(seed: str, jobs: int) -> int:
-    """Run forty mutants again that a seed chooses; 1 if one that was refused is not any more."""
+    """Run forty mutants again that a seed chooses; 1 if one that was refused survives, or a claim cannot be judged."""
     rows = outcomes.table()
     keys = list(zip(rows.claim, rows.key, strict=True))
     spots = set(random.Random(seed).sample(keys, min(SPOTS, len(keys))))
@@ -103,9 +103,9 @@ def spotcheck(seed: str, jobs: int) -> int:
     worse, seen = [], 0
     for o in _outcomes(tasks, jobs, unfit):
         seen += 1
-        if stored.get((o.claim, o.key)) == "refused" and o.outcome != "refused":
-            worse.append(f"{o.claim} {o.key}: was refused, now {o.outcome} {o.why}")
-    print("\n".join([*unfit, *worse, f"{seen} mutants run again, {len(worse)} refused no more"]))
+        if stored.get((o.claim, o.key)) == "refused" and o.outcome == "survived":
+            worse.append(f"{o.claim} {o.key} was refused and survives")
+    print("\n".join([*unfit, *worse, f"{seen} mutants run again, {len(worse)} that were refused survive"]))
     return 1 if unfit or worse else 0
 
 

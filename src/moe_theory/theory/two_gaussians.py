@@ -157,7 +157,7 @@ def _smallest_logit(m, s, r):
 def decay_bounds(m: Float[ndarray, "*n"], s: Float[ndarray, "*n"], r: float) -> Float[ndarray, "2 *n"]:
     """Q and K with `Q^2 <= -(dL/dt) / L^2 <= K^2` along the flow with u at its optimum, from this router on.
 
-    They hold for all noise without preferred direction of length at most r, where the smallest logit
+    They hold for all rotation-invariant noise of length at most r, where the smallest logit
     `h = m - r |w|` of an input is positive: `K = 2 / tanh(h / 2)` and
     `Q = 2 (cos theta - r) G(h) tanh(h / 2)^2 / tanh(H / 2)` with the largest logit `H = m + r |w|` and
     `G(h) = (h cosh h - sinh h) / (h (cosh h - 1))`.
@@ -173,28 +173,32 @@ def decay_bounds(m: Float[ndarray, "*n"], s: Float[ndarray, "*n"], r: float) -> 
     return np.stack([_least_speed(h, kappa, C), 2 / np.tanh(h / 2)])
 
 
-def time_bounds(m: float, s: float, r: float, loss: float, target: float) -> tuple[float, float]:
+def time_bounds(m: float, s: float, r: float, loss: float, target: float) -> tuple[float, float, float]:
     """Between which times the flow with u at its optimum brings a loss down to a target.
 
-    With Q and K of `decay_bounds` it is at least `(1 / target - 1 / loss) / K^2`. It is at most that with Q for K,
-    and at most `(int dh / (kappa Q(h)) + 1 / Q(h1)^2) / target`, the integral from the smallest logit to any h1.
+    With Q and K of `decay_bounds` the time is at least `(1 / target - 1 / loss) / K^2`, at most that with Q for K,
+    and at most `(int dh / (kappa Q(h)) + 1 / Q(h1)^2) / target`, the integral from the smallest logit to any h1, which
+    is the better bound of a small router.
 
     Args:
         m, s, r: as in `decay_bounds`.
         loss: of this router; target: below it.
+
+    Returns:
+        These three bounds, the last with the best h1.
 
     Raises:
         ValueError: for a target that is not below the loss, or a router as in `decay_bounds`.
     """
     if not 0 < target < loss:
         raise ValueError(f"target: expected a number between 0 and the loss {loss:.3g}, got {target:.3g}")
+    Q, K = decay_bounds(np.asarray(m), np.asarray(s), r)
     h0, kappa, C = _smallest_logit(np.asarray(m), np.asarray(s), r)
     h = h0 * np.geomspace(1, max(2, 60 / h0), 2000)
-    Q = _least_speed(h, kappa, C)
-    waiting = cumulative_trapezoid(1 / Q, h, initial=0) / kappa
+    later = _least_speed(h, kappa, C)
+    waiting = cumulative_trapezoid(1 / later, h, initial=0) / kappa
     due = 1 / target - 1 / loss
-    high = min(due / Q[0] ** 2, ((waiting + 1 / Q**2) / target).min())
-    return float(due * np.tanh(h0 / 2) ** 2 / 4), float(high)
+    return float(due / K**2), float(due / Q**2), float(((waiting + 1 / later**2) / target).min())
 
 
 def joint_loss(law: Law, state: Float[ndarray, " 4"]) -> float:
