@@ -252,6 +252,7 @@ def test_the_readme_counts_as_the_front_page_does():
 
 def test_the_front_page_s_bar_counts_every_claim_of_the_papers():
     papers = Counter(row["verdict"] for row in REGISTRY.values() if row["paper"] != "book")
+    assert sorted(v for verdicts in pages.TALLIED.values() for v in verdicts) == sorted(claims.VERDICTS)
     shown = pages.tally(papers)
     pieces, legend = (re.findall(p, shown) for p in (r'style="flex: (\d+)"', r"<li><a [^>]*>(\d+) "))
     assert pieces == legend and sum(map(int, pieces)) == papers.total() == int(
