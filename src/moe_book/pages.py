@@ -262,12 +262,14 @@ def sabotage(ledger: dict) -> str:
         high = sum(score >= 90 for score in scores)
         text += f" The median score is {statistics.median(scores):.0f} %, and {high} claims reach 90 %."
     start = pd.read_csv(START)
-    ends = start.groupby("kind")[["refused", "survived"]].sum()
-    shares = 100 * ends.refused / ends.sum(axis=1)
-    told = ", ".join(f"{shares[kind]:.0f} % of changed {name}" for kind, name in CHANGED.items())
+    refused, judged = Counter(), Counter()
+    for row in start.itertuples():
+        refused[row.kind] += row.refused
+        judged[row.kind] += row.refused + row.survived
+    told = ", ".join(f"{100 * refused[kind] / judged[kind]:.0f} % of changed {name}" for kind, name in CHANGED.items())
     return (
-        f"{text} Before any check was mended, {ends.to_numpy().sum():,} changes of {start.claim.nunique()} claims were "
-        f"judged. The boxes refused {told}."
+        f"{text} Before any check was mended, {judged.total():,} changes of {start.claim.nunique()} claims were judged. "
+        f"The boxes refused {told}."
     )
 
 
