@@ -4,6 +4,7 @@ Every number in them is the ledger's or a chapter's, but for the sentences of th
 """
 
 import base64
+import csv
 import io
 import re
 import statistics
@@ -16,7 +17,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import nbformat
-import pandas as pd
 from bs4 import BeautifulSoup
 from PIL import Image
 from pybtex.database import parse_file
@@ -261,15 +261,16 @@ def sabotage(ledger: dict) -> str:
     if scores:
         high = sum(score >= 90 for score in scores)
         text += f" The median score is {statistics.median(scores):.0f} %, and {high} claims reach 90 %."
-    start = pd.read_csv(START)
+    start = list(csv.DictReader(START.read_text(encoding="utf-8").splitlines()))
     refused, judged = Counter(), Counter()
-    for row in start.itertuples():
-        refused[row.kind] += row.refused
-        judged[row.kind] += row.refused + row.survived
+    for row in start:
+        refused[row["kind"]] += int(row["refused"])
+        judged[row["kind"]] += int(row["refused"]) + int(row["survived"])
     told = ", ".join(f"{100 * refused[kind] / judged[kind]:.0f} % of changed {name}" for kind, name in CHANGED.items())
+    claims = len({row["claim"] for row in start})
     return (
-        f"{text} Before any check was mended, {judged.total():,} changes of {start.claim.nunique()} claims were judged. "
-        f"The boxes refused {told}."
+        f"{text} Before any check was mended, {judged.total():,} changes of {claims} claims were judged. The boxes "
+        f"refused {told}."
     )
 
 
