@@ -197,24 +197,20 @@ def _verdict(verdict: str, link: str = "") -> str:
 # --- the front page -----------------------------------------------------------------------------
 
 
-TALLY = (
+SUMMARY = (
     "**Of the papers' {all} claims {holds} hold as stated, {sharpened} with a better constant, {proof repaired} by a "
     "new proof, and {corrected} after a repair that we state. {fails} are refuted by a counterexample, and {differs} "
-    "tables, figures and experiments gave other numbers.**"
-)
-OTHERS = (
-    "Of the other tables, figures and experiments {reproduced} came out as described, and {reproduced after a search} "
-    "after a search for what the paper leaves open, or by a criterion that was set afterwards. Where our numbers "
-    "differ, both stand side by side. {trend} asymptotic claims appear as fitted trends, {misprint} are slips of "
-    "print, and {untested} could not be tested here. The book adds {own} results of its own. If a "
-    "number stops supporting its verdict, the book does not build."
+    "tables, figures and experiments gave other numbers.** Of the other tables, figures and experiments {reproduced} "
+    "came out as described, and {reproduced after a search} after a search for what the paper leaves open, or by a "
+    "criterion that was set afterwards. Where our numbers differ, both stand side by side. {trend} asymptotic claims "
+    "appear as fitted trends, {misprint} are slips of print, and {untested} could not be tested here. The book adds "
+    "{own} results of its own. If a number stops supporting its verdict, the book does not build."
 )
 
 
-def summary(papers: Mapping[str, int], own: Mapping[str, int]) -> tuple[str, str]:
-    """What became of the papers' statements, and of all else, from the counts of claims by verdict."""
-    numbers = {**papers, "all": sum(papers.values()), "own": sum(own.values())}
-    return TALLY.format_map(numbers), OTHERS.format_map(numbers)
+def summary(papers: Mapping[str, int], own: Mapping[str, int]) -> str:
+    """What the book found, in a sentence for each kind of verdict, from the counts of claims by verdict."""
+    return SUMMARY.format_map({**papers, "all": sum(papers.values()), "own": sum(own.values())})
 
 
 TALLIED = {  # what the front page's bar says of claims, and their verdicts, of which the first gives the colour
@@ -235,7 +231,8 @@ def tally(papers: Mapping[str, int]) -> str:
         link = f'class="claim-{slug(verdicts[0])}" href="ledger.html{query}"'
         bar += f'<a {link} style="flex: {count}" title="{count} {said}" tabindex="-1">{count}</a>'
         legend += f"<li><a {link}>{count} {said}</a></li>"
-    text = f"We derived and ran again their {sum(papers.values())} claims, and give each a verdict."
+    count = sum(papers.values())
+    text = f"We derived their {count} claims again, or ran them where two processor cores allow it, and give verdicts."
     return f'<p>{text}</p>\n<div class="tally"><div aria-hidden="true">{bar}</div><ul>{legend}</ul></div>\n'
 
 
@@ -543,7 +540,7 @@ def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
     papers, own = ledger["counts"].values()
     return {
         "_tally.md": tally(papers),
-        "_summary.md": " ".join(summary(papers, own)),
+        "_summary.md": summary(papers, own),
         "_verdicts.md": counts(ledger),
         "_criteria.md": criteria(),
         "_sabotage.md": sabotage(ledger),

@@ -246,7 +246,7 @@ def test_the_readme_counts_as_the_front_page_does():
     ]
     papers, own = ({verdict: found[verdict] for verdict in claims.VERDICTS} for found in counts)
     readme = (build.ROOT / "README.md").read_text(encoding="utf-8")
-    said = " ".join(" ".join(pages.summary(papers, own)).split())
+    said = " ".join(pages.summary(papers, own).split())
     assert said in " ".join(readme.split()), f"expected in README.md: {said}"
 
 
