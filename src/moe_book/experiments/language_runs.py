@@ -55,6 +55,11 @@ def plain() -> list[dict]:
     return [dict(model=f"{n}-gram") for n in range(1, 9)] + [dict(model="lzma")]
 
 
+def untrained() -> list[dict]:
+    """The routers with 16 experts of `routers` before their training; learned and frozen ones are the same there."""
+    return [dict(kind="frozen", d=NARROW, experts=16, seed=seed) for seed in range(7)]
+
+
 @cache
 def text() -> Characters:
     """The manual pages, or what stands in for them."""
@@ -115,6 +120,13 @@ def seen(model: LanguageModel) -> dict[str, list[float]]:
         beside = [c.flatten() for c in (inner, x[:, :-2], x[:, 2:])]
         found.append([information(c, first) for c in beside] + [information(first, first)])
     return dict(zip(names, map(list, zip(*found, strict=True)), strict=True))
+
+
+def untrained_row(key: dict) -> dict:
+    """What the routers of a model that nobody trained tell of characters, and the entropy of these, in bits."""
+    inner = text().test[: SEEN * LENGTH].view(-1, LENGTH)[:, 1:-1].flatten()
+    told = {**seen(build_model(key)), "characters": information(inner, inner)}
+    return rounded({**told, **dict(text=text().name, digest=text().digest)}, 6)
 
 
 def information(a: Int[Tensor, " n"], b: Int[Tensor, " n"]) -> float:
