@@ -108,8 +108,8 @@ def test_what_the_workflow_runs_is_there():
 
 
 READS = {  # what is read: calls in a chapter that read it
-    "images": r"load_images\(|at_hand\(|images\.data\(",
-    "pages": r"load_characters\(|languages\.data\(|(?:language|cl)\.text\(\)",
+    "images": r"load_images\(|\bat_hand\(|images\.data\(",
+    "pages": r"load_characters\(|languages\.at_hand\(|(?:language|cl)\.text\(\)",
 }
 
 
