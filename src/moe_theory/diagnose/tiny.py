@@ -33,12 +33,15 @@ class Family(NamedTuple):
     Attributes:
         name: of its classes in transformers; head: what follows it in the name of the model's class.
         count: its name for the number of experts; config: its other arguments.
+        least: the first version of transformers that returns the logits of its routers. Before, four families
+            returned probabilities in their place, and Switch those of the experts selected.
     """
 
     name: str
     head: str
     count: str
     config: dict
+    least: str = "5.6"
 
 
 FAMILIES = {
@@ -54,7 +57,7 @@ FAMILIES = {
     "OLMoE": Family(
         *("Olmoe", "ForCausalLM", "num_experts"), COMMON | dict(intermediate_size=HIDDEN, norm_topk_prob=False)
     ),
-    "Switch": Family("SwitchTransformers", "ForConditionalGeneration", "num_experts", SWITCH),
+    "Switch": Family("SwitchTransformers", "ForConditionalGeneration", "num_experts", SWITCH, "5.18"),
 }
 
 #: Stacks of Switch Transformers with several layers of experts each, which a loss may pool.
@@ -69,31 +72,48 @@ OTHER = {
     for name, family in FAMILIES.items()
 }
 
-#: The first version of transformers whose models are known to record what is read here.
-LEAST = "5.23"
 
-
-def library() -> ModuleType:
+def library(least: str = "5.6") -> ModuleType:
     """The library transformers, silent about what a model of random weights lacks.
+
+    Args:
+        least: the version that is needed.
 
     Raises:
         ImportError: if it is not there, or too old.
     """
+    expected = f'pip install "transformers>={least}", and restart Python'
     try:
         with warnings.catch_warnings(action="ignore"):  # that a notebook has no progress bars
             import transformers
     except ImportError as error:
-        raise ImportError(
-            f'transformers: expected {LEAST} or later, got none; pip install "moe-theory[transformers]"'
-        ) from error
-    from packaging.version import Version  # the library needs it too
-
-    if Version(transformers.__version__) < Version(LEAST):
-        raise ImportError(
-            f"transformers: expected {LEAST} or later, got {transformers.__version__}; update, and restart"
-        )
+        raise ImportError(f"transformers: expected {least} or later, got none; {expected}") from error
+    if not _serves(transformers, least):
+        raise ImportError(f"transformers: expected {least} or later, got {transformers.__version__}; {expected}")
     transformers.logging.set_verbosity_error()
     return transformers
+
+
+def _serves(transformers: ModuleType, least: str) -> bool:
+    from packaging.version import Version  # transformers needs it too
+
+    return Version(transformers.__version__) >= Version(least)
+
+
+def families() -> list[str]:
+    """The names in `FAMILIES` that the installed transformers serves; a warning names those that need a newer one.
+
+    Raises:
+        ImportError: as `library`.
+    """
+    transformers = library()
+    for name, family in FAMILIES.items():
+        if not _serves(transformers, family.least):
+            warnings.warn(
+                f"{name} is left out: it needs transformers {family.least}, here is {transformers.__version__}",
+                stacklevel=2,
+            )
+    return [name for name, family in FAMILIES.items() if _serves(transformers, family.least)]
 
 
 def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
@@ -108,8 +128,8 @@ def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
         ValueError: for an unknown family, or an argument that its configuration does not know.
         ImportError: as `library`.
     """
-    transformers = library()
     of = FAMILIES[check.choice("family", family, FAMILIES)]
+    transformers = library(of.least)
     own = {of.count: EXPERTS} | ({} if family == "Switch" else {"num_experts_per_tok": k})
     with torch.random.fork_rng(devices=[]):  # the library draws weights of its own first
         kind = getattr(transformers, f"{of.name}Config")  # which takes any name, and forgets what it does not know
