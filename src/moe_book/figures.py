@@ -5,7 +5,6 @@ keeps hue, so one picture serves both. They are narrow with large type, so that 
 """
 
 import base64
-import html
 import io
 import math
 import re
@@ -14,13 +13,14 @@ from itertools import cycle, islice
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
-from IPython.display import HTML, display
+from IPython.display import display
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, MaxNLocator
 from PIL import Image
 
-from moe_book.typeset import formulas
+#: In the metadata of an output: it is the caption of the one before.
+CAPTION = "caption"
 
 #: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
 COLORS = {
@@ -191,9 +191,11 @@ def palette(png: bytes) -> bytes:
     return min(png, out.getvalue(), key=len)
 
 
-def _caption(text: str) -> str:
-    """A caption element whose $mathematics$ MathJax typesets, in the book and in Jupyter; on one line."""
-    return f'<figcaption class="mathjax_process">{formulas(" ".join(text.split()))}</figcaption>'
+def _display(shown: dict, caption: str, metadata: dict) -> None:
+    """Display something, and below it its caption, as Markdown: that is what every viewer of notebooks shows."""
+    caption = " ".join(caption.split())
+    display(shown, metadata=metadata, raw=True)
+    display({"text/markdown": caption, "text/plain": caption}, metadata={CAPTION: True}, raw=True)
 
 
 def show(figure: Figure, caption: str, alt: str) -> None:
@@ -213,15 +215,9 @@ def show(figure: Figure, caption: str, alt: str) -> None:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=150, facecolor="white")
     plt.close(figure)
-    source = base64.b64encode(palette(data.getvalue())).decode()
-    alt = html.escape(" ".join(alt.split()))
-    display(
-        HTML(
-            f'<figure class="book-figure"><img alt="{alt}" style="max-width:100%;height:auto" '
-            f'src="data:image/png;base64,{source}">'
-            f"{_caption(caption)}</figure>"
-        )
-    )
+    alt = " ".join(alt.split())
+    image = base64.b64encode(palette(data.getvalue())).decode()
+    _display({"image/png": image, "text/plain": f"[{alt}]"}, caption, {"image/png": {"alt": alt}})
 
 
 def _joined(label):
@@ -240,4 +236,5 @@ def table(frame, caption: str, digits: int = 2) -> None:
     how = dict(border=0, classes="book-table mathjax_process", na_rep="–")
     body = frame.to_html(float_format=lambda v: f"{v:.{digits}f}", **how)
     body = re.sub(r"[$]([^$]+)[$]", r"\\(\1\\)", body)  # to_html has escaped what stands in it
-    display(HTML(f'<figure class="book-figure">{body}{_caption(caption)}</figure>'))
+    text = frame.to_string(float_format=lambda v: f"{v:.{digits}f}", na_rep="–")
+    _display({"text/html": body, "text/plain": text}, caption, {})

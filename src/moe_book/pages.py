@@ -25,6 +25,7 @@ from moe_book import graph as claim_graph
 from moe_book import notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
+from moe_book.figures import CAPTION
 from moe_book.glue import put_in
 from moe_book.typeset import formulas, typeset
 
@@ -572,18 +573,15 @@ def citations(citation: dict, year: str) -> str:
 
 # --- chapters -----------------------------------------------------------------------------------
 
-IMAGE = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
-FIGURE = re.compile(r'<figure class="book-figure">(?P<body>.*?)<figcaption class="mathjax_process">', re.DOTALL)
-
-
-DRAWN = re.compile(r'<img (?P<rest>alt="[^"]*" [^>]*data:image/png;base64,(?P<data>[A-Za-z0-9+/=]+))')
 WIDE = 945  # pixels of a figure that a phone does not shrink to its own width: 6.3 inches
 
 
-def _marked(image: re.Match) -> str:
-    """A figure of several panels side by side is marked, for what stands in it would be too small on a phone."""
-    width = Image.open(io.BytesIO(base64.b64decode(image["data"]))).width
-    return f'<img class="wide" {image["rest"]}' if width > WIDE else image[0]
+def _drawn(output: Mapping) -> str:
+    """A figure as HTML; one of several panels side by side is marked, for it would be too small on a phone."""
+    data, alt = output["data"]["image/png"], escape(output["metadata"]["image/png"]["alt"])
+    width = Image.open(io.BytesIO(base64.b64decode(data))).width
+    wide = ' class="wide"' * (width > WIDE)
+    return f'<img{wide} alt="{alt}" style="max-width:100%;height:auto" src="data:image/png;base64,{data}">'
 
 
 TABLE = re.compile(r"<table[^>]*\bbook-table\b.*?</table>", re.DOTALL)
@@ -628,11 +626,6 @@ def _dressed(table: re.Match) -> str:
     return str(soup)
 
 
-def _outputs(notebook: nbformat.NotebookNode):
-    """The rich outputs of a notebook: dicts from MIME type to content."""
-    return (o["data"] for cell in notebook.cells for o in cell.get("outputs", []) if "text/html" in o.get("data", {}))
-
-
 def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, float | None]) -> str:
     """What leads on from a verdict box: its theorems, its line in the ledger, its score, its erratum, its paper."""
     links, book = derived(row["id"], known, here), f"{_up(here)}book"
@@ -662,29 +655,38 @@ def presented(
     page = notebooks.page(path)
     chapter = f"{notebooks.label(page)}." if notebooks.label(page) else ""
 
-    def numbered(figure: re.Match) -> str:
-        what = "Figure" if "<img" in figure["body"] else "Table"
+    def captioned(shown: Mapping, caption: str) -> str:
+        what = "Figure" if "image/png" in shown["data"] else "Table"
         number[what] += 1
         name = f"{chapter}{number[what]}"
         anchor = f"{what.lower()}-{name.replace('.', '-')}"
+        body = _drawn(shown) if what == "Figure" else TABLE.sub(_dressed, shown["data"]["text/html"])
         return (
-            f'<figure class="book-figure" id="{anchor}">{figure["body"]}<figcaption class="mathjax_process">'
-            f'<a class="figure-number" href="#{anchor}">{what} {name}.</a> '
+            f'<figure class="book-figure" id="{anchor}">{body}<figcaption class="mathjax_process">'
+            f'<a class="figure-number" href="#{anchor}">{what} {name}.</a> {formulas(caption)}</figcaption></figure>'
         )
 
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = put_in(cell.source, numbers, path.stem)
-    for data in _outputs(notebook):
-        if MIME in data:
-            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
-        else:
-            data["text/html"] = TABLE.sub(_dressed, DRAWN.sub(_marked, FIGURE.sub(numbered, data["text/html"])))
+            continue
+        whole = []
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if MIME in data:
+                data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
+            if output.get("metadata", {}).get(CAPTION):
+                whole[-1]["data"] = {"text/html": captioned(whole[-1], data["text/markdown"])}
+            else:
+                whole.append(output)
+        if "outputs" in cell:
+            cell.outputs = whole
     return nbformat.writes(notebook) + "\n"
 
 
 def picture(folder: Path) -> bytes:
     """The figure of the front page, from the chapters in a folder: a PNG."""
     stem, number = PICTURE
-    images = [IMAGE.search(data["text/html"]) for data in _outputs(nbformat.read(folder / f"{stem}.ipynb", 4))]
-    return base64.b64decode([image for image in images if image][number - 1][1])
+    outputs = [o for cell in nbformat.read(folder / f"{stem}.ipynb", 4).cells for o in cell.get("outputs", [])]
+    images = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    return base64.b64decode(images[number - 1])

@@ -20,6 +20,13 @@ for library in LIBRARIES:
 install_import_hook("moe_theory", "shapes.check")
 
 
+@pytest.fixture(scope="session")
+def garments():
+    """Skips what computes on Fashion-MNIST where it is not at hand."""
+    if not import_module("moe_book.experiments.router_tasks").at_hand("fashion"):
+        pytest.skip("Fashion-MNIST is not at hand")
+
+
 @pytest.fixture(autouse=True)
 def _no_shape_checks_on_bad_input(request, monkeypatch):
     if request.node.name.startswith("test_bad"):

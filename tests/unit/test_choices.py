@@ -136,7 +136,9 @@ def test_shaken_is_zero_for_equal_batches_and_leaves_the_network():
 
 
 @pytest.mark.parametrize("name", TRIALS)
-def test_tasks_have_unit_variance_or_signs_and_clusters_for_what_is_routed(name):
+def test_tasks_have_unit_variance_or_signs_and_clusters_for_what_is_routed(name, request):
+    if name == "fashion":
+        request.getfixturevalue("garments")
     trial, (train, test) = TRIALS[name], sampled(name, 0)
     assert test.x.shape == (N_TEST, trial.parts, trial.form.d) and test.y.shape == (N_TEST, 1)
     assert len(train.cluster) == len(train.x) * (1 if trial.form.whole else trial.parts)

@@ -260,7 +260,7 @@ def test_bad_networks(bad, message):
         PlacesNetwork(**{"side": 16, "outputs": 10, "d": 4, "width": 8} | bad)
 
 
-def test_a_domain_row_begins_as_live_does():
+def test_a_domain_row_begins_as_live_does(garments):
     of = dict(model="cosine, held", held_out=2, steps=domains.FIRST, seed=9)
     found = domains.row(of)
     assert domains.live(of) == {"first": found["first"]}
@@ -278,13 +278,13 @@ def test_stored_language_rows_begin_as_they_are_computed(arm):
 
 
 @pytest.mark.parametrize("model", domains.MODELS)
-def test_stored_domain_rows_begin_as_they_are_computed(model):
+def test_stored_domain_rows_begin_as_they_are_computed(model, garments):
     stored, now = experiments.recompute("domains", model=model, held_out=5, seed=4)["first"]
     assert now == pytest.approx(stored, rel=5e-4)
 
 
 @pytest.mark.slow
-def test_a_stored_domain_row_ends_as_it_is_computed():
+def test_a_stored_domain_row_ends_as_it_is_computed(garments):
     """Within four deviations of what a start off by a millionth makes of it: other processors round otherwise."""
     of = dict(model="perturbed", held_out=1, steps=domains.STEPS, seed=2)
     rows = experiments.load("domains").to_dict("records")
@@ -338,7 +338,7 @@ def test_what_a_row_began_with_is_taken_again(monkeypatch):
     assert of_held[2:] == pytest.approx(cl.course(cl.build_model(key("cosine")))["radius"], rel=1e-5)
 
 
-def test_a_whole_training_is_taken_again():
+def test_a_whole_training_is_taken_again(garments):
     """Off by nothing it is the row; off by something it is another."""
     of = dict(model="perturbed", held_out=1, steps=5, seed=0)
     row, same, other = domains.row(of), domains.ended(of, 0.0), domains.ended(of, 1.0)

@@ -270,6 +270,31 @@ def tiny():
     return tiny
 
 
+@pytest.fixture(autouse=True)
+def what_an_older_library_does_not_serve_is_skipped(monkeypatch):
+    from moe_theory.diagnose import tiny
+
+    def library(least="5.6", asked=tiny.library):
+        try:
+            return asked(least)
+        except ImportError as error:
+            pytest.skip(str(error))
+
+    monkeypatch.setattr(tiny, "library", library)
+
+
+def test_a_family_that_the_library_does_not_serve_is_named(tiny, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(tiny.FAMILIES, "Switch", tiny.FAMILIES["Switch"]._replace(least="99.1"))
+    with pytest.warns(UserWarning, match="Switch is left out: it needs transformers 99.1, here is "):
+        served = tiny.families()
+    assert served == [name for name in tiny.FAMILIES if name != "Switch"]
+    with pytest.raises(
+        ImportError, match='transformers: expected 99.1 or later, got .*pip install "transformers>=99.1"'
+    ):
+        tiny.tiny("Switch")
+
+
 NAMES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "Switch")
 FIRST = {"Qwen2-MoE", "OLMoE", "Switch"}
 
@@ -392,9 +417,10 @@ def test_a_report_says_what_was_found_and_measured(tiny):
 
 
 def sigmoid_layers(**config):
-    """A model of the family of DeepSeek-V3 with random weights, its own."""
-    import transformers
+    """A model of the family of DeepSeek-V3 with random weights, its own; before 5.19 it records no router logits."""
+    from moe_theory.diagnose import tiny
 
+    transformers = tiny.library("5.19")
     sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=48, num_hidden_layers=2)
     heads = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=16, kv_lora_rank=16)
     parts = dict(qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, first_k_dense_replace=1)

@@ -18,7 +18,6 @@ from moe_book.experiments.catalogue import EXPERIMENTS, Experiment, experiment, 
 from moe_theory.measure.stability import estimate
 from moe_theory.models.sparse import SparseMLP
 from moe_theory.streams import EARLIER
-from moe_theory.tasks.images import load_images
 from moe_theory.tasks.languages import load_languages
 
 CALLS = []
@@ -166,7 +165,9 @@ SLOW = {  # smoke profiles of more than about a second
 
 
 @pytest.mark.parametrize("name", [pytest.param(e, marks=[pytest.mark.slow] * (e in SLOW)) for e in EXPERIMENTS])
-def test_smoke_profiles_run(name, tmp_path, monkeypatch, in_process):
+def test_smoke_profiles_run(name, tmp_path, monkeypatch, in_process, request):
+    if name == "domains":
+        request.getfixturevalue("garments")
     if name == "languages":
         try:
             load_languages(10, 10)
@@ -337,12 +338,8 @@ def test_stored_estimates_before_training_tell_the_truth(k):
         *[("topk_softmax", 1, 3), ("topk_softmax", 5, 4)],
     ],
 )
-def test_the_first_window_of_a_long_training_tells_the_truth(rule, k, seed):
+def test_the_first_window_of_a_long_training_tells_the_truth(rule, k, seed, garments):
     """The first 101 of the CNN's 23,500 steps. Rounding is amplified by training, hence the tolerance."""
-    try:
-        sparse.images()
-    except ValueError as missing:
-        pytest.skip(str(missing))
     which = dict(task="fashion-mnist", rule=rule, k=k, seed=seed)
     (key,) = (row for row in sparse.long_grid() + sparse.more_seeds_grid() if which.items() <= row.items())
     rows = pd.concat([experiments.load("sparse_at_length"), experiments.load("sparse_more_seeds")])
@@ -366,10 +363,8 @@ def test_the_first_window_of_a_long_training_tells_the_truth(rule, k, seed):
         ("image_functions", dict(reads="v and z", frozen="head", seed=1)),
     ],
 )
-def test_first_losses_on_images_tell_the_truth(name, which):
+def test_first_losses_on_images_tell_the_truth(name, which, garments):
     """The first of a stored row's training and the mean of 20, computed again at full size."""
-    if load_images().name != "fashion-mnist":
-        pytest.skip("Fashion-MNIST is not at hand")
     stored, again = experiments.recompute(name, **which)["first"]
     assert again == pytest.approx(stored, rel=5e-3)
 

@@ -44,9 +44,9 @@ def lab(color, eye="all cones"):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """The HTML of what is displayed."""
+    """What is displayed, and its metadata."""
     found = []
-    monkeypatch.setattr(figures, "display", lambda html: found.append(html.data))
+    monkeypatch.setattr(figures, "display", lambda data, metadata, raw: found.append((data, metadata)))
     yield found
     plt.close("all")
 
@@ -91,12 +91,13 @@ def test_a_figure_is_shown_with_caption_and_alternative_text_and_closed(shown):
     fig, ax = figures.panels()
     ax.plot([0, 1], [0, 1])
     figures.show(fig, "The <b>line</b> $a<b$ rises.", 'A "line" & more.')
-    (html,) = shown
-    assert 'alt="A &quot;line&quot; &amp; more."' in html
-    assert '<figcaption class="mathjax_process">The <b>line</b> \\(a&lt;b\\) rises.</figcaption>' in html
-    image = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", html)[1])))
+    (figure, about), (caption, mark) = shown
+    assert figure.keys() == {"image/png", "text/plain"} and figure["text/plain"] == '[A "line" & more.]'
+    assert about == {"image/png": {"alt": 'A "line" & more.'}} and mark == {figures.CAPTION: True}
+    assert {*caption.values()} == {"The <b>line</b> $a<b$ rises."}
+    image = Image.open(io.BytesIO(base64.b64decode(figure["image/png"])))
     assert image.size == (870, 510) and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-    assert image.mode == "P" and len(html) < 40_000
+    assert image.mode == "P" and len(figure["image/png"]) < 40_000
     assert not plt.fignum_exists(fig.number)
 
 
@@ -137,12 +138,12 @@ def test_formulas_in_cells_and_labels_of_several_words(shown):
     frame = pd.DataFrame({r"slope $|\ell'|$": ["$x<y$"]}, index=pd.Index([("one", "in $K$")], tupleize_cols=False))
     figures.table(frame, "A caption.")
     for part in (r"<th>slope \(|\ell'|\)</th>", r"<td>\(x&lt;y\)</td>", r"<th>one, in \(K\)</th>"):
-        assert part in shown[0]
+        assert part in shown[0][0]["text/html"]
 
 
 def test_the_name_of_the_index_stands_beside_those_of_the_columns(shown):
     figures.table(pd.DataFrame({"a": [1.0], "b": [2.0]}, index=pd.Index([3], name="$M$")), "A caption.")
-    (head,) = re.findall(r"<tr.*?</tr>", shown[0].partition("</thead>")[0], re.DOTALL)
+    (head,) = re.findall(r"<tr.*?</tr>", shown[0][0]["text/html"].partition("</thead>")[0], re.DOTALL)
     assert re.findall("<th>(.*?)</th>", head) == [r"\(M\)", "a", "b"]
 
 
@@ -155,8 +156,8 @@ of two lines.""",
 seen.""",
     )
     figures.table(pd.DataFrame({"a": [1.0]}), "A caption\nof a table.")
-    assert 'alt="What is to be seen."' in shown[0] and ">A caption of two lines.<" in shown[0]
-    assert ">A caption of a table.<" in shown[1]
+    assert shown[0][1] == {"image/png": {"alt": "What is to be seen."}}
+    assert [shown[i][0]["text/markdown"] for i in (1, 3)] == ["A caption of two lines.", "A caption of a table."]
 
 
 def test_a_forest_has_points_intervals_and_marks_from_above():
@@ -246,7 +247,8 @@ def test_bad_values_get_no_ticks(values):
 
 def test_a_table_rounds_escapes_and_has_a_caption(shown):
     figures.table(pd.DataFrame({"<a>": [1.23456, np.nan], "n": [3, 4]}, index=["x & y", "z"]), "Of $x$.", digits=3)
-    (html,) = shown
+    (table, _), (caption, _) = shown
+    html = table["text/html"]
     for part in (
         "&lt;a&gt;",
         "<td>1.235</td>",
@@ -256,4 +258,5 @@ def test_a_table_rounds_escapes_and_has_a_caption(shown):
         'class="dataframe book-table mathjax_process"',
     ):
         assert part in html
-    assert '<figcaption class="mathjax_process">Of \\(x\\).</figcaption>' in html and "<a>" not in html
+    assert caption["text/markdown"] == "Of $x$." and "<a>" not in html
+    assert table["text/plain"].split() == ["<a>", "n", "x", "&", "y", "1.235", "3", "z", "–", "4"]

@@ -181,8 +181,9 @@ def test_cells_of_words_are_marked_and_numbers_keep_to_one_line():
 def test_a_figure_of_many_panels_is_marked(width):
     data = io.BytesIO()
     Image.new("RGB", (width, 2)).save(data, "PNG")
-    image = f'<img alt="x" style="y" src="data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}">'
-    assert ('class="wide"' in pages.DRAWN.sub(pages._marked, image)) == (width > pages.WIDE)
+    image = base64.b64encode(data.getvalue()).decode()
+    drawn = pages._drawn({"data": {"image/png": image}, "metadata": {"image/png": {"alt": 'a "b"'}}})
+    assert ('class="wide"' in drawn) == (width > pages.WIDE) and 'alt="a &quot;b&quot;"' in drawn and image in drawn
 
 
 PARTS = yaml.safe_load((build.ROOT / "_toc.yml").read_text())["parts"]

@@ -103,6 +103,12 @@ def row(key: dict) -> dict:
     )
 
 
+def passages() -> Int[Tensor, "n length"]:
+    """The first passages of the test part, in which routing is measured."""
+    test = text().test
+    return test[: len(test) // LENGTH * LENGTH].view(-1, LENGTH)[:SEEN].long()
+
+
 def seen(model: LanguageModel) -> dict[str, list[float]]:
     """For each block what a token's first expert tells of its character, of those beside it; and the loads.
 
@@ -112,8 +118,7 @@ def seen(model: LanguageModel) -> dict[str, list[float]]:
     names = ("of_this", "of_last", "of_next", "spread")
     if not hasattr(model.feed[0], "router"):
         return {name: [] for name in names}
-    test = text().test
-    x = test[: len(test) // LENGTH * LENGTH].view(-1, LENGTH)[:SEEN].long()
+    x = passages()
     inner, found = x[:, 1:-1], []
     for _, m in model.routed(x):
         first = m[:, 0].view_as(x)[:, 1:-1].flatten()
@@ -124,7 +129,7 @@ def seen(model: LanguageModel) -> dict[str, list[float]]:
 
 def untrained_row(key: dict) -> dict:
     """What the routers of a model that nobody trained tell of characters, and the entropy of these, in bits."""
-    inner = text().test[: SEEN * LENGTH].view(-1, LENGTH)[:, 1:-1].flatten()
+    inner = passages()[:, 1:-1].flatten()
     told = {**seen(build_model(key)), "characters": information(inner, inner)}
     return rounded({**told, **dict(text=text().name, digest=text().digest)}, 6)
 
