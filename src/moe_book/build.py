@@ -35,7 +35,7 @@ RESULTS = SOURCES / "moe_book" / "results"
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE, HTML = BUILD / "executed", BUILD / "source", BUILD / "html"
 PACKAGES = ("moe_theory", "moe_book")
-QUIET = ["--log-level=ERROR"]  # for kernels, which else warn of sockets on this machine once a chapter
+QUIET = ["--log-level=CRITICAL"]  # for kernels, which else print that they were told to end, once in some chapters
 
 
 def chapters() -> list[Path]:

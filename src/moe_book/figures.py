@@ -19,8 +19,7 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, MaxNLocator
 from PIL import Image
 
-#: In the metadata of an output: it is the caption of the one before.
-CAPTION = "caption"
+from moe_book.typeset import CAPTION
 
 #: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
 COLORS = {

@@ -9,10 +9,11 @@ import io
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,9 +26,8 @@ from moe_book import graph as claim_graph
 from moe_book import notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
-from moe_book.figures import CAPTION
 from moe_book.glue import put_in
-from moe_book.typeset import formulas, typeset
+from moe_book.typeset import CAPTION, formulas, typeset
 
 #: What the front page says first: a claim, and what the book found about it.
 FINDINGS = {
@@ -640,6 +640,17 @@ def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, 
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 
+def captioned(notebook: nbformat.NotebookNode, page: str) -> Iterator[tuple[dict, dict, str]]:
+    """The figures and tables of a page: each one's output, that of its caption, and its name, such as Figure 9.2."""
+    chapter, number = notebooks.label(page), Counter()
+    for cell in notebook.cells:
+        for shown, caption in pairwise(cell.get("outputs", [])):
+            if caption.get("metadata", {}).get(CAPTION):
+                what = "Figure" if "image/png" in shown["data"] else "Table"
+                number[what] += 1
+                yield shown, caption, f"{what} {chapter}{'.' * bool(chapter)}{number[what]}"
+
+
 def presented(
     path: Path, known: Mapping[str, Box], numbers: Mapping[str, str], scores: Mapping[str, float | None]
 ) -> str:
@@ -651,36 +662,20 @@ def presented(
         numbers: what the chapters have glued, by `chapter/name`.
         scores: of claims whose sabotage was run, in percent.
     """
-    notebook, number = nbformat.read(path, 4), {"Figure": 0, "Table": 0}
-    page = notebooks.page(path)
-    chapter = f"{notebooks.label(page)}." if notebooks.label(page) else ""
-
-    def captioned(shown: Mapping, caption: str) -> str:
-        what = "Figure" if "image/png" in shown["data"] else "Table"
-        number[what] += 1
-        name = f"{chapter}{number[what]}"
-        anchor = f"{what.lower()}-{name.replace('.', '-')}"
-        body = _drawn(shown) if what == "Figure" else TABLE.sub(_dressed, shown["data"]["text/html"])
-        return (
-            f'<figure class="book-figure" id="{anchor}">{body}<figcaption class="mathjax_process">'
-            f'<a class="figure-number" href="#{anchor}">{what} {name}.</a> {formulas(caption)}</figcaption></figure>'
-        )
-
+    notebook, page = nbformat.read(path, 4), notebooks.page(path)
+    for shown, caption, name in captioned(notebook, page):
+        anchor = re.sub(r"\W", "-", name.lower())
+        body = _drawn(shown) if "image/png" in shown["data"] else TABLE.sub(_dressed, shown["data"]["text/html"])
+        said = f'<a class="figure-number" href="#{anchor}">{name}.</a> {formulas(caption["data"]["text/markdown"])}'
+        below = f'<figcaption class="mathjax_process">{said}</figcaption>'
+        shown["data"] = {"text/html": f'<figure class="book-figure" id="{anchor}">{body}{below}</figure>'}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = put_in(cell.source, numbers, path.stem)
             continue
-        whole = []
-        for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if MIME in data:
-                data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
-            if output.get("metadata", {}).get(CAPTION):
-                whole[-1]["data"] = {"text/html": captioned(whole[-1], data["text/markdown"])}
-            else:
-                whole.append(output)
-        if "outputs" in cell:
-            cell.outputs = whole
+        cell.outputs = [o for o in cell.outputs if not o.get("metadata", {}).get(CAPTION)]
+        for data in (o["data"] for o in cell.outputs if MIME in o.get("data", {})):
+            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
     return nbformat.writes(notebook) + "\n"
 
 

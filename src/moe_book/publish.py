@@ -1,15 +1,18 @@
 """Make the publishable tree: the rendered book, and notebooks that run outside of it.
 
 `python -m moe_book.publish --repository owner/name` is what `make site REPOSITORY=owner/name` runs. Colab
-and GitHub show MyST as raw text, so published notebooks carry plain Markdown; their first cell
+and GitHub show MyST as raw text, so published notebooks carry plain Markdown, with the numbers that boxes, equations
+and figures have in the book; what the book folds is a form on Colab. Their first cell
 installs the package from that repository at the current commit when it cannot be imported. Without a
 repository there are no Colab buttons and no such cell.
 """
 
 import argparse
+import ast
 import copy
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,29 +27,37 @@ from myst_parser.parsers.mdit import create_md_parser
 from pybtex.database import parse_file
 
 from moe_book import build
+from moe_book.claims import MIME
 from moe_book.extension import cited
 from moe_book.glue import glued, put_in
-from moe_book.notebooks import APPENDIX, page
+from moe_book.notebooks import APPENDIX, label, page
+from moe_book.pages import captioned
 
 SITE = build.BUILD / "site"
 HOME = "../"  # from a chapter to the root of the book
 
 INSTALL = """\
-# Installs this book's package if it is not here yet; whatever is already installed keeps its version.
+#@title Install this book's package, if it is not here yet; what is here keeps its version
 import importlib.util
+import re
 import subprocess
 import sys
 import tempfile
 from importlib.metadata import distributions
 
-if importlib.util.find_spec("moe_theory") is None:
-    kept = {{d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}}
+if any(importlib.util.find_spec(name) is None for name in {modules}):
+    kept = {{}}
+    for found in distributions():  # the first of a name is the one that Python imports
+        if name := found.metadata["Name"]:
+            kept.setdefault(re.sub("[-_.]+", "-", name).lower(), found.version)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.writelines(f"{{name}}=={{version}}\\n" for name, version in kept.items())
         pins.flush()
-        source = "moe-theory[chapters] @ {address}@{commit}"
+        source = "moe-theory[{extras}] @ {address}@{commit}"
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", pins.name, source], check=True)
 """
+#: What a chapter may need besides the extra `chapters`: extras and their modules, by what its code imports.
+EXTRAS = {"transformers": re.compile(r"from moe_theory\.diagnose import .*\btiny\b")}
 
 CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
 #: The parser that renders the book.
@@ -77,11 +88,14 @@ class Directive(NamedTuple):
     body: str
 
     @property
-    def heading(self) -> str:
+    def kind(self) -> str:
+        return self.name.split(":")[-1].capitalize()
+
+    def heading(self, name: str = "") -> str:
+        """Its name, such as Theorem 9.2, or else its kind, and its title."""
         if self.name == "admonition":
             return self.argument
-        kind = self.name.split(":")[-1].capitalize()
-        return f"{kind} ({self.argument})" if self.argument else kind
+        return f"{name or self.kind} ({self.argument})" if self.argument else name or self.kind
 
 
 def _directive(token: Token, lines: list[str]) -> Directive | None:
@@ -132,11 +146,15 @@ class References:
             cells = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
             refs.pages[path.stem] = page(path)
             refs.titles[path.stem] = cells[0].split("\n")[0].removeprefix("# ")
-            found = [part for source in cells for part in parsed(source)]
-            boxes = [d for d in found if isinstance(d, Directive) and "label" in d.options]
-            refs.labels |= {d.options["label"]: (d.heading, path.stem) for d in boxes}
-            numbered = [equation.info for equation in found if isinstance(equation, Token)]
-            refs.labels |= {label: (f"({number})", path.stem) for number, label in enumerate(numbered, 1)}
+            number, prefix = Counter(), f"{start}." if (start := label(page(path))) else ""
+            for part in (part for source in cells for part in parsed(source)):
+                if isinstance(part, Token):  # an equation
+                    number["equation"] += 1
+                    refs.labels[part.info] = (f"({prefix}{number['equation']})", path.stem)
+                elif part.name == "exercise" or (part.name.startswith("prf:") and part.name != "prf:proof"):
+                    number[part.kind] += 1
+                    if "label" in part.options:
+                        refs.labels[part.options["label"]] = (f"{part.kind} {prefix}{number[part.kind]}", path.stem)
         for name in PAGES:
             refs.titles[name] = name.replace("_", " ").capitalize()
         for key, entry in parse_file(build.ROOT / "book" / "references.bib").entries.items():
@@ -164,19 +182,27 @@ class References:
             return f"[{own or self._known(self.titles, name, stem)}]({self.page(stem, here)})"
         if name in ("eq", "ref", "prf:ref", "numref"):
             heading, stem = self._known(self.labels, name, target)
-            return own or heading if stem == here else f"[{own or heading}]({self.page(stem, here)})"
+            return f"[{own or heading}]({'' if stem == here else self.page(stem, here)}#{target})"
         raise ValueError(f"role {name!r}: no plain form is known")
+
+
+def _anchor(label: str) -> str:
+    """The place that links to a label lead to; Colab reads names, other viewers ids."""
+    return f'<a name="{label}" id="{label}"></a>' if label else ""
 
 
 def _box(directive: Directive, refs: References, here: str) -> str:
     """One directive as plain Markdown."""
     name, body = directive.name, plain(directive.body, refs, here)
     if name == "solution":
-        return f"<details><summary>Solution</summary>\n\n{body}\n\n</details>"
+        of, _ = refs.labels.get(directive.argument, ("", ""))
+        return f"<details><summary>Solution{' of ' * bool(of)}{of}</summary>\n\n{body}\n\n</details>"
     if name == "prf:proof":
         return f"*Proof.*\n\n{body}\n\n∎"
     if name.startswith("prf:") or name in QUOTED:
-        return "\n".join(f"> {line}".rstrip() for line in (f"**{directive.heading}.**", "", *body.split("\n")))
+        label = directive.options.get("label", "")
+        heading = f"{_anchor(label)}**{directive.heading(refs.labels.get(label, ('',))[0])}.**"
+        return "\n".join(f"> {line}".rstrip() for line in (heading, "", *body.split("\n")))
     raise ValueError(f"directive {name!r}: no plain form is known")
 
 
@@ -225,7 +251,8 @@ def _edits(text: str, refs: References, here: str) -> Iterator[Edit]:
         if directive := _directive(token, lines):
             yield Edit(span[0], span[1] - 1, _within(line, token.markup, _box(directive, refs, here)))
         elif token.type == "math_block_label":
-            tagged = f"$${token.content.rstrip()} \\tag{{{refs.labels[token.info][0].strip('()')}}}$$"
+            number = refs.labels[token.info][0].strip("()")
+            tagged = f"{_anchor(token.info)}\n\n$${token.content.rstrip()} \\tag{{{number}}}$$"
             yield Edit(span[0], span[1] - 1, _within(line, "$$", tagged))
         elif token.type == "myst_target":
             yield Edit(span[0], span[1], "")
@@ -238,14 +265,75 @@ def plain(text: str, refs: References, here: str) -> str:
     return text
 
 
-def published(path: Path, refs: References, install: str | None, numbers: Mapping[str, str]) -> nbformat.NotebookNode:
-    """A chapter for Colab and GitHub: plain Markdown with its numbers, and the cell that installs the package first."""
+def _install(code: str, address: str) -> str:
+    """The first cell of a chapter with this code, for an address and commit, `git+https://...@commit`."""
+    more = [extra for extra, needed in EXTRAS.items() if needed.search(code)]
+    where, _, commit = address.rpartition("@")
+    modules = ("moe_theory", *more)
+    return INSTALL.format(modules=modules, extras=",".join(("chapters", *more)), address=where, commit=commit)
+
+
+KINDS = {int: "integer", float: "number", str: "string", bool: "boolean"}  # of fields; what else there is stays code
+PARAMETER = re.compile(r"(\w+) = (.+?)  # (.+)")
+
+
+def _fields(code: str) -> str:
+    """The first cell of a chapter as a form: a field for each number, and above it what it is."""
+    lines = ["#@title Numbers to change"]
+    for line in code.splitlines():
+        name, value, about = PARAMETER.fullmatch(line).groups() if "  # " in line else (*line.split(" = "), "")
+        value = ast.literal_eval(value)
+        about = f": {about}" if about else ""
+        kind = KINDS.get(type(value), "raw")
+        lines += [f"#@markdown **{name}**{about}", f'{name} = {value!r}  #@param {{type: "{kind}"}}']
+    return "\n".join(lines)
+
+
+def _title(cell: nbformat.NotebookNode) -> str:
+    """What a folded cell is called on Colab."""
+    shown = {kind for output in cell.outputs for kind in output.get("data", {})}
+    if MIME in shown:
+        return "What the verdict box compares"
+    if "image/png" in shown:
+        return "Code of the figure"
+    if "text/html" in shown:
+        return "Code of the table"
+    return "Imports" if re.match(r"(import|from) ", cell.source) else "Code"
+
+
+def _for_colab(cell: nbformat.NotebookNode) -> None:
+    """What the book folds as a form, in place."""
+    tags = {*cell.metadata.get("tags", [])}
+    if "parameters" in tags:
+        cell.source = _fields(cell.source)
+    elif tags & {"hide-cell", "hide-input", "remove-cell"}:
+        cell.source = f"#@title {_title(cell)}\n{cell.source}"
+    else:
+        return
+    cell.metadata["cellView"] = "form"
+
+
+def published(path: Path, refs: References, address: str | None, numbers: Mapping[str, str]) -> nbformat.NotebookNode:
+    """A chapter for Colab and GitHub.
+
+    Args:
+        path: the executed chapter.
+        refs: where labels point.
+        address: of the repository for pip, with `@commit`; the first cell installs the package from there.
+        numbers: what the chapters have glued, by `chapter/name`.
+    """
     notebook = nbformat.read(path, 4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    for _, caption, name in captioned(notebook, page(path)):
+        caption["data"] = dict.fromkeys(caption["data"], f"**{name}.** {caption['data']['text/markdown']}")
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = plain(put_in(cell.source, numbers, path.stem), refs, path.stem)
-    if install is not None:
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(install, id="install"))
+        else:
+            _for_colab(cell)
+    if address is not None:
+        first = nbformat.v4.new_code_cell(_install(code, address), id="install", metadata={"cellView": "form"})
+        notebook.cells.insert(0, first)
     return notebook
 
 
@@ -267,11 +355,11 @@ def main() -> None:
     if repository is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise SystemExit(f"--repository: expected owner/name, got {repository!r}")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=build.ROOT, capture_output=True, text=True, check=True)
-    install, home = None, HOME
+    address, home = None, HOME
     if repository:
         owner, name = repository.split("/")
         home = f"https://{owner}.github.io/{name}/"
-        install = INSTALL.format(address=f"git+https://github.com/{repository}", commit=commit.stdout.strip())
+        address = f"git+https://github.com/{repository}@{commit.stdout.strip()}"
     build.check_registries()
     build.execute_changed(build.chapters())
     build.render(build.BUILD / "site-source", SITE, configuration(repository))
@@ -279,7 +367,7 @@ def main() -> None:
     refs = References.of(chapters, home)
     numbers = glued(chapters)
     for path in chapters:
-        notebook = nbformat.writes(published(path, refs, install, numbers)) + "\n"
+        notebook = nbformat.writes(published(path, refs, address, numbers)) + "\n"
         for folder in ("notebooks", "_sources/notebooks"):
             (SITE / folder / f"{page(path)}.ipynb").write_text(notebook)
     (SITE / ".nojekyll").touch()

@@ -3,6 +3,9 @@
 import html
 import re
 
+#: In the metadata of an output of a notebook: it is the caption of the one before.
+CAPTION = "caption"
+
 
 def formulas(text: str) -> str:
     """HTML in which `$...$` is marked for MathJax; formulas are escaped, for a browser takes `<K` for a tag."""

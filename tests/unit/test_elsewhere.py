@@ -2,6 +2,7 @@
 
 import ast
 import operator
+import sys
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -12,7 +13,9 @@ import pytest
 import torch
 from elsewhere import DEVICE, Elsewhere, MixedDevices, There
 
-from moe_book import figures
+from moe_book import devices, figures
+from moe_book.experiments import experiment, run
+from moe_book.experiments.catalogue import entries
 from moe_book.notebooks import NOTEBOOKS, notebooks, page
 from moe_book.sabotage.slicing import needed
 from moe_theory import training
@@ -262,10 +265,48 @@ def test_a_model_is_diagnosed_where_it_lies():
     pd.testing.assert_frame_equal(found.layers(), expected.layers(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, entry in entries().items() if entry.get("gpu")])
+def test_rows_that_can_be_computed_on_a_gpu_do_not_mix(name, monkeypatch):
+    """Each of its smoke rows, but for the last digit: on this device sums may have another order."""
+    of, made = experiment(name), There.made
+    module = sys.modules[of.row.__module__]
+    for key in of.smoke:
+        expected = of.row(key)
+        with Elsewhere(), monkeypatch.context() as patch:
+            patch.setattr(module, "row_device", lambda: DEVICE)
+            found = of.row(key)
+        assert found.keys() == expected.keys()
+        for column, value in expected.items():
+            assert found[column] == pytest.approx(value, rel=1e-4), column
+    assert There.made > made + 100, "little was computed there"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_device_is_what_is_asked_for(monkeypatch, there):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    for flags in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(flags, "allow_tf32", True)
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
+    assert devices.pick_device().type == ("cuda" if there else "cpu") and devices.row_device().type == "cpu"
+    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+    for name in devices.NAMES:
+        monkeypatch.setenv(devices.VARIABLE, name)
+        if name == "cpu" or there:
+            assert devices.pick_device().type == name
+    with pytest.raises(
+        ValueError, match="device: expected 'cpu' for voronoi_lse.*got 'cuda'|device: expected a GPU .*none"
+    ):
+        run("voronoi_lse", profile="smoke", device="cuda")
+    monkeypatch.setenv(devices.VARIABLE, "tpu")
+    with pytest.raises(ValueError, match="MOE_BOOK_DEVICE: expected one of .*cuda.*got 'tpu'"):
+        devices.pick_device()
+
+
 # --- the chapters that pick a device ------------------------------------------------------------
 
-PICK = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
-PICKING = [page(p) for p in notebooks() if PICK.replace('"', '\\"') in p.read_text()]
+PICK = "device = pick_device()"
+PICKING = [page(p) for p in notebooks() if PICK in p.read_text()]
 
 
 def code(stem: str) -> list[str]:
@@ -287,7 +328,7 @@ def on_the_device(cells: list[str]) -> list[str]:
 
 
 def test_the_chapters_that_pick_a_device():
-    assert [stem[:2] for stem in PICKING] == ["01", "02", "03", "04", "07"]
+    assert [stem[:2] for stem in PICKING] == ["01", "02", "04"]
 
 
 @pytest.mark.slow

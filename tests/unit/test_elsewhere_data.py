@@ -20,7 +20,7 @@ LEFT_OUT = {
         "13": {"dikkala-fig-5": 1},
         "19": {"smooth-fig-3-cnn": 1},
         "24": {"nguyen-tab-2": 1, "nguyen-tab-3": 1},
-        "25": {"book-which-router": 1},
+        "25": {"book-router-clusters": 1},
         "26": {},
     },
     "other": {"08": {"chen-tab-12": 1}, "13": {"dikkala-fig-5": 1}, "24": {"nguyen-tab-2": 1}, "26": {}},
@@ -44,4 +44,4 @@ def test_boxes_stand_without_the_data_of_the_stored_rows(there, chapter):
     assert run.returncode == 0, run.stderr[-2_000:]
     found = {claim: int(left) for claim, left in re.findall(r"^box (\S+) (\d+)$", run.stdout, re.MULTILINE)}
     assert {claim: left for claim, left in found.items() if left} == LEFT_OUT[there][chapter]
-    assert found.keys() == {c.id for c in claims.registry().values() if c.chapter == chapter and c.verdict != "open"}
+    assert found.keys() == {c for c, row in claims.registry().items() if row["chapter"] == chapter and "verdict" in row}

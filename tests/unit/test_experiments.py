@@ -32,7 +32,9 @@ def _row(key):
 @pytest.fixture
 def in_process(monkeypatch):
     """Rows are computed here, not in workers, so that shapes are checked and calls can be counted."""
-    monkeypatch.setitem(store.BACKENDS, "loky", lambda row, todo, jobs: (backends._attempt(row, key) for key in todo))
+    monkeypatch.setitem(
+        store.BACKENDS, "loky", lambda row, todo, jobs, device: (backends._attempt(row, key, device) for key in todo)
+    )
 
 
 @pytest.fixture

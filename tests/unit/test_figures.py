@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from moe_book import figures
+from moe_book.typeset import CAPTION
 
 #: Linear RGB as it is seen without one kind of cones (Machado, Oliveira and Fernandes 2009, severity 1).
 SEEN = {
@@ -93,7 +94,7 @@ def test_a_figure_is_shown_with_caption_and_alternative_text_and_closed(shown):
     figures.show(fig, "The <b>line</b> $a<b$ rises.", 'A "line" & more.')
     (figure, about), (caption, mark) = shown
     assert figure.keys() == {"image/png", "text/plain"} and figure["text/plain"] == '[A "line" & more.]'
-    assert about == {"image/png": {"alt": 'A "line" & more.'}} and mark == {figures.CAPTION: True}
+    assert about == {"image/png": {"alt": 'A "line" & more.'}} and mark == {CAPTION: True}
     assert {*caption.values()} == {"The <b>line</b> $a<b$ rises."}
     image = Image.open(io.BytesIO(base64.b64decode(figure["image/png"])))
     assert image.size == (870, 510) and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)

@@ -58,7 +58,9 @@ def tiny(tmp_path, monkeypatch):
     whole = Experiment("tiny", "squares", _grid(0, 1, 2, 3, 4), _grid(0), _row, _row)
     register()
     monkeypatch.setattr(store, "RESULTS", tmp_path)
-    monkeypatch.setitem(store.BACKENDS, "here", lambda row, todo, jobs: (backends._attempt(row, key) for key in todo))
+    monkeypatch.setitem(
+        store.BACKENDS, "here", lambda row, todo, jobs, device: (backends._attempt(row, key, device) for key in todo)
+    )
     return register
 
 

@@ -1,9 +1,10 @@
-"""`python -m moe_book.experiments list | status | run NAME [--profile P] [--jobs N] [--backend B]`."""
+"""`python -m moe_book.experiments list | status | run NAME [--profile P] [--jobs N] [--backend B] [--device D]`."""
 
 import argparse
 import os
 import sys
 
+from moe_book.devices import NAMES
 from moe_book.experiments import EXPERIMENTS, PROFILES, run, status
 from moe_book.experiments.store import BACKENDS
 
@@ -19,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--profile", choices=PROFILES, default="paper", help="the full grid or a small one")
     running.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows computed at the same time")
     running.add_argument("--backend", choices=BACKENDS, default="loky", help="this machine, or a cluster")
+    running.add_argument("--device", choices=NAMES, default="cpu", help="where rows are computed; cuda: on a GPU")
     options = parser.parse_args(arguments)
     try:
         if options.command == "list":
@@ -29,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(stores.to_string(index=False))
             return int((stores["stored"] == "refused").any())
         else:
-            run(options.name, jobs=options.jobs, backend=options.backend, profile=options.profile)
+            run(
+                options.name, jobs=options.jobs, backend=options.backend, profile=options.profile, device=options.device
+            )
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

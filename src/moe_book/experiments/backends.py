@@ -12,13 +12,15 @@ from itertools import islice
 import torch
 from joblib.externals.loky import ProcessPoolExecutor
 
+from moe_book.devices import ROW
+
 SCHEDULER = "MOE_THEORY_SCHEDULER"
 OURS = {"device", "seconds", "provenance"}  # columns that no row function may name
 
 
-def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, str | None, str | None]:
+def _attempt(row: Callable[[dict], dict], key: dict, device: str) -> tuple[dict, str | None, str | None]:
     torch.set_num_threads(1)
-    start = time.perf_counter()
+    start, before = time.perf_counter(), ROW.set(device)
     try:
         values = row(key)
         if both := sorted((key.keys() | OURS) & values.keys()):
@@ -27,9 +29,11 @@ def _attempt(row: Callable[[dict], dict], key: dict) -> tuple[dict, str | None, 
         if bad := {c: v for c, v in values.items() if not isinstance(v, kinds) or "\r" in str(v)}:
             raise ValueError(f"row: expected numbers, words without \\r, truth values or lists, got {bad}")
         seconds = round(time.perf_counter() - start, 1)
-        return key, json.dumps({**key, **values, "device": torch.empty(0).device.type, "seconds": seconds}), None
+        return key, json.dumps({**key, **values, "device": device, "seconds": seconds}), None
     except Exception:
         return key, None, traceback.format_exc()
+    finally:
+        ROW.reset(before)
 
 
 def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, str | None, str | None]:
@@ -40,7 +44,7 @@ def _fetch(get: Callable[[], tuple], key: dict) -> tuple[dict, str | None, str |
         return key, None, " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
+def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int, device: str) -> Iterator[tuple]:
     """As many pools of one process as rows at a time, so that a process that dies tells which row it died of."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     pool = partial(ProcessPoolExecutor, 1, timeout=60, env=one_thread)  # ends a minute after a run that was killed
@@ -49,7 +53,7 @@ def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
         while True:
             for key in islice(waiting, len(idle)):
                 one = idle.pop()
-                running[one.submit(_attempt, row, key)] = one, key
+                running[one.submit(_attempt, row, key, device)] = one, key
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -65,7 +69,7 @@ def _loky(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
 # scheduler gave it up.
 
 
-def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[tuple]:
+def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int, device: str) -> Iterator[tuple]:
     try:
         from distributed import Client, KilledWorker, as_completed
     except ImportError:
@@ -77,7 +81,7 @@ def _dask(row: Callable[[dict], dict], todo: list[dict], jobs: int) -> Iterator[
     except OSError as error:
         raise ValueError(f"{SCHEDULER}: no Dask scheduler can be reached at {address!r}: {error}") from None
     with client:
-        submit = partial(client.submit, _attempt, row, pure=False)
+        submit = partial(client.submit, partial(_attempt, row, device=device), pure=False)
         futures, suspects = {submit(key): key for key in todo}, []
         for future in as_completed(futures):
             if isinstance(future.exception(), KilledWorker):

@@ -53,6 +53,7 @@ class Experiment:
         smoke: a few rows with the same columns, so small that they take seconds: does the code run?
         row: computes one row: its values as a dict, from the row's dict alone.
         live: recomputes the part of a row that is cheap enough for a chapter.
+        gpu: whether rows can be computed on a GPU.
 
     Raises:
         ValueError: for a grid that is empty, has two rows that are written alike (also if they differ in
@@ -65,6 +66,7 @@ class Experiment:
     smoke: list[dict]
     row: Callable[[dict], dict]
     live: Callable[[dict], dict]
+    gpu: bool = False
 
     def __post_init__(self):
         for profile in PROFILES:
@@ -90,17 +92,19 @@ class Experiment:
         return hashlib.sha256(json.dumps(self.rows(profile), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _made(name: str, about: str, module: str, grid: str, row: str, live: str | None = None) -> Experiment:
+def _made(
+    name: str, about: str, module: str, grid: str, row: str, live: str | None = None, gpu: bool = False
+) -> Experiment:
     """An experiment from its entry in experiments.yml; its smoke rows are the first and the last, made small."""
     of = import_module(f"{__package__}.{module}")
     rows = getattr(of, grid)()
     small = [{column: of.SMOKE.get(column, value) for column, value in key.items()} for key in (rows[0], rows[-1])]
     smoke = small[: 1 + (small[0] != small[1])]
-    return Experiment(name, about, rows, smoke, getattr(of, row), getattr(of, live or row))
+    return Experiment(name, about, rows, smoke, getattr(of, row), getattr(of, live or row), gpu)
 
 
 FILE = Path(__file__).with_name("experiments.yml")
-FIELDS = dict.fromkeys(("about", "module", "grid", "row", "live"), str)
+FIELDS = dict.fromkeys(("about", "module", "grid", "row", "live"), str) | {"gpu": bool}
 
 
 @cache
@@ -109,7 +113,7 @@ def entries() -> dict[str, dict]:
     found = registries.read(FILE)
     for name, entry in found.items():
         where = f"{FILE.name}: {name}"
-        module = FILE.with_name(registries.checked(where, entry, FIELDS, optional=["live"])["module"] + ".py")
+        module = FILE.with_name(registries.checked(where, entry, FIELDS, optional=["live", "gpu"])["module"] + ".py")
         if not module.is_file():
             raise ValueError(f"{where}: module: expected one of {FILE.parent}, got {entry['module']!r}")
         words = {*re.findall(r"\w+", module.read_text(encoding="utf-8"))}

@@ -5,6 +5,7 @@ sigma_0, or the coefficients of Tables 9 and 11. "as written" runs 2,000 steps f
 "released" runs the notebooks' 601 steps with their stopping rule.
 """
 
+from moe_book.devices import row_device
 from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training import Run, train_patch_moe
 
@@ -88,7 +89,7 @@ def load_or_speed() -> list[dict]:
 
 def _train(key: dict, steps: int) -> Run:
     task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
-    train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
+    train, test = (task.sample(key["n"], s).to(row_device()) for s in (2 * key["seed"] + 1, 2 * key["seed"] + 2))
     options = {k: key[k] for k in ("variant", "activation", "experts", "eta", "normalized", "balance", "same_start")}
     return train_patch_moe(train, test, steps=steps, seeds=(key["seed"],), record_every=PREFIX, **options)[0]
 

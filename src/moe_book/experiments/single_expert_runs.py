@@ -1,5 +1,6 @@
 """Tables 7 and 8 of Chen et al. (2022): how well one patch CNN does, at the paper's size."""
 
+from moe_book.devices import row_device
 from moe_theory.models.experts import ACTIVATIONS
 from moe_theory.tasks.patches import SETTINGS, PatchTask
 from moe_theory.training.single import train_single_expert
@@ -49,7 +50,7 @@ def released() -> list[dict]:
 
 def _train(key: dict, epochs: int) -> list[dict]:
     task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
-    train, test = task.sample(key["n"], 2 * key["seed"] + 1), task.sample(key["n"], 2 * key["seed"] + 2)
+    train, test = (task.sample(key["n"], s).to(row_device()) for s in (2 * key["seed"] + 1, 2 * key["seed"] + 2))
     names = ("activation", "filters", "input_scale", "seed", "learning_rate", "stop_after")
     return train_single_expert(train, test, epochs=epochs, **{name: key[name] for name in names if name in key})[1]
 

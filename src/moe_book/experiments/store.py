@@ -20,6 +20,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from moe_book import manifest
+from moe_book.devices import named_device
 from moe_book.experiments.backends import BACKENDS
 from moe_book.experiments.catalogue import EXPERIMENTS, Experiment, experiment, identity, text
 from moe_book.manifest import RESULTS
@@ -38,7 +39,7 @@ KINDS = {  # of a column: the types of its cells, and how they are read back; th
 }
 
 
-def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "paper") -> None:
+def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "paper", device: str = "cpu") -> None:
     """Compute the rows of an experiment that its store does not hold yet, storing each as it finishes.
 
     Args:
@@ -46,15 +47,19 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
         jobs: rows computed at the same time, each in a process of its own with one thread.
         backend: `loky` for processes of this machine, `dask` for a cluster.
         profile: `paper` for the full grid, whose store lies in `RESULTS`, `smoke` for the small one, in `SMOKE`.
+        device: `cpu`, or `cuda` for a GPU, which only experiments with `gpu` in experiments.yml can use. A store may
+            have rows of both; each tells in its column `device`.
 
     Raises:
-        ValueError: for an argument outside its range, a backend that is not installed, a store that
-            another run is writing, or one that is damaged or of another experiment, profile or grid.
+        ValueError: for an argument outside its range, a device that is not there, a backend that is not installed, a
+            store that another run is writing, or one that is damaged or of another experiment, profile or grid.
         RuntimeError: at the end, if rows failed; it names them. The others are stored.
     """
     e = experiment(name)
     grid = e.rows(profile)
     check.integer("jobs", jobs, 1)
+    if named_device("device", device).type != "cpu" and not e.gpu:
+        raise ValueError(f"device: expected 'cpu' for {name}, which computes nothing on a GPU, got {device!r}")
     finished = BACKENDS[check.choice("backend", backend, BACKENDS)]
     path = _path(e, profile)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +71,7 @@ def run(name: str, *, jobs: int = 1, backend: str = "loky", profile: str = "pape
             _insert(path, done)
         columns, record = next((list(row.cells) for row in done.values()), None), _provenance(e, profile)
         bar = tqdm(total=len(grid), initial=len(done), desc=f"{name} -> {path}", unit="row")
-        with bar, closing(finished(e.row, todo, jobs) if todo else (row for row in ())) as results:
+        with bar, closing(finished(e.row, todo, jobs, device) if todo else (row for row in ())) as results:
             for key, cells, error in results:
                 if error:
                     LOG.error("%s: row %s failed\n%s", path, key, error)
