@@ -32,9 +32,8 @@ def _row(key):
 @pytest.fixture
 def in_process(monkeypatch):
     """Rows are computed here, not in workers, so that shapes are checked and calls can be counted."""
-    monkeypatch.setitem(
-        store.BACKENDS, "loky", lambda row, todo, jobs, device: (backends._attempt(row, key, device) for key in todo)
-    )
+    of = backends._attempt
+    monkeypatch.setitem(store.BACKENDS, "loky", lambda row, todo, jobs, device: (of(row, k, device) for k in todo))
 
 
 @pytest.fixture

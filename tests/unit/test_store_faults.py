@@ -58,9 +58,8 @@ def tiny(tmp_path, monkeypatch):
     whole = Experiment("tiny", "squares", _grid(0, 1, 2, 3, 4), _grid(0), _row, _row)
     register()
     monkeypatch.setattr(store, "RESULTS", tmp_path)
-    monkeypatch.setitem(
-        store.BACKENDS, "here", lambda row, todo, jobs, device: (backends._attempt(row, key, device) for key in todo)
-    )
+    of = backends._attempt
+    monkeypatch.setitem(store.BACKENDS, "here", lambda row, todo, jobs, device: (of(row, k, device) for k in todo))
     return register
 
 

@@ -31,9 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(stores.to_string(index=False))
             return int((stores["stored"] == "refused").any())
         else:
-            run(
-                options.name, jobs=options.jobs, backend=options.backend, profile=options.profile, device=options.device
-            )
+            names = ("jobs", "backend", "profile", "device")
+            run(options.name, **{name: getattr(options, name) for name in names})
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
