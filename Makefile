@@ -1,10 +1,11 @@
 # `make book` and `make test` do their own set-up in .venv; nothing but Python 3.11+, pip, venv and make is needed.
+# `TORCH=cpu make book` sets up with torch's build for processors.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: book test unit slow chapters rendered outputs sabotage seeds pdf site bench lint clean help
+.PHONY: book test unit slow chapters rendered outputs sabotage seeds colab gpu pdf site bench lint clean help
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -13,8 +14,7 @@ help:  ## what can be made
 $(READY): requirements.lock pyproject.toml
 	@echo "== setting up .venv from requirements.lock"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@bash .ci/install $(BIN)/python
 	@touch $(READY)
 
 book: $(READY)  ## execute the chapters whose inputs changed and render _build/html/index.html
@@ -48,6 +48,12 @@ sabotage: $(READY)  ## run the generated mutants that have no outcome that holds
 
 seeds: $(READY)  ## run chapters at SEEDS, by default 1 31 7919, and name the boxes that fall; CHAPTER="03 07" for some only
 	@$(BIN)/python -m moe_book.seeds $(or $(SEEDS),1 31 7919) $(addprefix --chapter ,$(CHAPTER))
+
+colab: $(READY)  ## run the copies for Colab in an environment of Colab's versions; CHAPTER="03 07" for some only
+	@bash .ci/colab $(CHAPTER)
+
+gpu: $(READY)  ## run every chapter on this machine's GPU, and where one is used on the CPU, too; record what it was
+	@$(BIN)/python -m moe_book.gpu
 
 pdf: book  ## the book as one PDF, _build/moe-theory.pdf
 	@$(BIN)/python -m moe_book.pdf

@@ -23,7 +23,7 @@ from PIL import Image
 from pybtex.database import parse_file
 
 from moe_book import graph as claim_graph
-from moe_book import notebooks
+from moe_book import manifest, notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in
@@ -546,10 +546,31 @@ def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
         "_criteria.md": criteria(),
         "_sabotage.md": sabotage(ledger),
         "_findings.md": findings(ledger),
+        "_gpu.md": gpu_table(),
         "ledger.md": ledger_page(ledger, known),
         "map.md": map_page(ledger),
         "errata.md": errata_page(ledger, known),
     }
+
+
+# --- the record of a GPU ------------------------------------------------------------------------
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
+GPU_RECORD = "gpu.json"
+
+
+def gpu_table(folder: Path = RECORDS) -> str:
+    """What the chapters that use a GPU gained from one, as `make gpu` recorded it; or that nobody has."""
+    if GPU_RECORD not in manifest.entries(folder):
+        return "No times on a GPU have been recorded.\n"
+    record = manifest.read_json(GPU_RECORD, folder)
+    lines = [f"On {record['date']}, {record['card']}, torch {record['torch']}:\n"]
+    lines += ["| chapter | seconds on the GPU | on the CPU | boxes that fell |", "|---|---|---|---|"]
+    for row in record["chapters"]:
+        fell = sum(len(found) for found in row["fallen"].values())
+        if row["gpu"] or fell:
+            lines.append(f"| {row['chapter']} | {row['seconds'].get('cuda', '–')} | {row['seconds']['cpu']} | {fell} |")
+    return "\n".join(lines) + f"\n\nAll {len(record['chapters'])} chapters ran there.\n"
 
 
 # --- how to cite --------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from moe_book import build
 from moe_book.claims import MIME
 from moe_book.extension import cited
 from moe_book.glue import glued, put_in
-from moe_book.notebooks import APPENDIX, label, page
+from moe_book.notebooks import APPENDIX, label, notebooks, page
 from moe_book.pages import captioned
 
 SITE = build.BUILD / "site"
@@ -347,29 +347,47 @@ def configuration(repository: str | None) -> str:
     return yaml.safe_dump(config, sort_keys=False)
 
 
+def write_copies(folder: Path, chapters: list[Path], home: str, address: str | None) -> None:
+    """The copies of chapters for Colab, under the names of their pages.
+
+    Args:
+        folder: where to.
+        chapters: executed ones.
+        home: the address of the book, which links lead to.
+        address: as in `published`.
+    """
+    refs, numbers = References.of(chapters, home), glued(chapters)
+    for path in chapters:
+        copied = folder / f"{page(path)}.ipynb"
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_text(nbformat.writes(published(path, refs, address, numbers)) + "\n")
+
+
 def main() -> None:
     """Entry point: the tree to publish, with links to Colab where `--repository` names the place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repository", metavar="owner/name")
-    repository = parser.parse_args().repository
+    parser.add_argument("--copies", metavar="FOLDER", help="only the copies, which install this commit")
+    options = parser.parse_args()
+    repository = options.repository
     if repository is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise SystemExit(f"--repository: expected owner/name, got {repository!r}")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=build.ROOT, capture_output=True, text=True, check=True)
+    commit = commit.stdout.strip()
+    if options.copies:
+        write_copies(Path(options.copies), notebooks(), HOME, f"git+file://localhost{build.ROOT}@{commit}")
+        return
     address, home = None, HOME
     if repository:
         owner, name = repository.split("/")
         home = f"https://{owner}.github.io/{name}/"
-        address = f"git+https://github.com/{repository}@{commit.stdout.strip()}"
+        address = f"git+https://github.com/{repository}@{commit}"
     build.check_registries()
     build.execute_changed(build.chapters())
     build.render(build.BUILD / "site-source", SITE, configuration(repository))
     chapters = [build.executed(n) for n in build.chapters()]
-    refs = References.of(chapters, home)
-    numbers = glued(chapters)
-    for path in chapters:
-        notebook = nbformat.writes(published(path, refs, address, numbers)) + "\n"
-        for folder in ("notebooks", "_sources/notebooks"):
-            (SITE / folder / f"{page(path)}.ipynb").write_text(notebook)
+    for folder in ("notebooks", "_sources/notebooks"):
+        write_copies(SITE / folder, chapters, home, address)
     (SITE / ".nojekyll").touch()
     print(f"== publish {SITE.relative_to(build.ROOT)}")
 

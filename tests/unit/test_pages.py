@@ -241,14 +241,16 @@ def test_bibtex_of_the_book_and_of_the_papers_can_be_read():
     assert all(entry == known[key] for key, entry in entries.items())
 
 
-def test_the_readme_counts_as_the_front_page_does():
+@pytest.mark.parametrize(("name", "own_too"), [("README.md", True), ("paper.md", False)])
+def test_the_readme_and_the_paper_count_as_the_front_page_does(name, own_too):
     counts = [
         Counter(row["verdict"] for row in REGISTRY.values() if (row["paper"] == "book") == own) for own in (False, True)
     ]
     papers, own = ({verdict: found[verdict] for verdict in claims.VERDICTS} for found in counts)
-    readme = (build.ROOT / "README.md").read_text(encoding="utf-8")
-    said = " ".join(pages.summary(papers, own).split())
-    assert said in " ".join(readme.split()), f"expected in README.md: {said}"
+    text = " ".join((build.ROOT / name).read_text(encoding="utf-8").replace("**", "").split())
+    said = " ".join(pages.summary(papers, own).replace("**", "").split())
+    said = said if own_too else said.partition(" The book adds")[0]
+    assert said in text, f"expected in {name}: {said}"
 
 
 def test_the_front_page_s_bar_counts_every_claim_of_the_papers():
@@ -264,3 +266,8 @@ def test_the_front_page_s_bar_counts_every_claim_of_the_papers():
 def test_findings_are_short():
     for text in pages.FINDINGS.values():
         assert len(re.sub(r"<[^>]+>", "", text)) <= 350
+
+
+def test_the_paper_cites_what_is_in_the_references():
+    cited = re.findall(r"@(\w+)", (build.ROOT / "paper.md").read_text(encoding="utf-8"))
+    assert {*claims.PAPERS} - {"book"} < {*cited} <= {*parse_file(pages.BIBLIOGRAPHY).entries}

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import re
 import tomllib
 import warnings
@@ -47,8 +48,7 @@ def test_the_lock_agrees_with_pyproject_and_environment():
             continue
         assert requirement.specifier.contains(pins[re.sub(r"[-_.]+", "-", requirement.name).lower()]), requirement
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock"]}
-    assert f"python{project['requires-python']}" in environment["dependencies"]
+    assert {f"python{project['requires-python']}", "pip", "make"} == {*environment["dependencies"]}
 
 
 def test_this_environment_is_the_lock():
@@ -101,7 +101,7 @@ def test_what_the_workflow_runs_is_there():
     jobs = [job for workflow in WORKFLOWS.values() for job in workflow["jobs"].values()]
     commands = "\n".join(s.get("run", "") for job in jobs for s in job["steps"])
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(re.findall(r"\bmake (\w+)", commands)) <= {*targets}
+    assert set(re.findall(r"(?:^|&& )make (\w+)", commands, re.MULTILINE)) <= {*targets}
     paths = re.findall(r"[\w./]*(?:\.ci|tests)/[\w./]+(?:::\w+)?", commands)
     assert {".ci/run", "tests/unit"} <= {*paths} and "make sabotage" in commands
     for path, _, test in (name.partition("::") for name in paths):
@@ -109,6 +109,32 @@ def test_what_the_workflow_runs_is_there():
     commands += (ROOT / ".ci" / "run").read_text() + (ROOT / "Makefile").read_text()
     modules = {name for name in re.findall(r"-m (moe_\w+(?:\.\w+)*)", commands)}
     assert {"moe_book.build", "moe_book.sabotage"} <= modules and all(map(find_spec, modules))
+
+
+def test_torch_is_the_build_for_processors_wherever_it_is_installed_for_a_check():
+    for name, workflow in WORKFLOWS.items():
+        for job in workflow["jobs"].values():
+            text = "\n".join(str(step.get("run", "")) for step in job["steps"])
+            if re.search(r"make (?!site)|\.ci/run|uv pip", text):
+                assert {**workflow.get("env", {}), **job.get("env", {})}["TORCH"] == "cpu", name
+            assert text.count("uv pip install") == text.count('--torch-backend "$TORCH"'), name
+    devcontainer = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert devcontainer["containerEnv"] == {"TORCH": "cpu"} and "make book" in devcontainer["postCreateCommand"]
+    assert "TORCH:-cpu" in (ROOT / ".binder" / "postBuild").read_text()
+    for path in ("README.md", "book/running.md", "environment.yml", "requirements.lock", "Makefile"):
+        assert "TORCH=cpu" in (ROOT / path).read_text(), path
+
+
+def test_a_job_has_no_data_and_one_the_versions_of_colab():
+    bare = WORKFLOW["bare"]
+    assert "slim" in bare["container"] and not any(".ci/packages" in str(step) for step in bare["steps"])
+    assert [step["run"] for step in bare["steps"][-2:]] == ["make book", "make test"]
+    weekly = WORKFLOWS["weekly"]
+    assert "schedule" in weekly[True] and weekly["jobs"]["colab"]["steps"][-1]["run"] == "make colab"  # True: `on`
+    pins = [line for line in (ROOT / ".ci" / "colab.txt").read_text().splitlines() if line[0] != "#"]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\d.]+", line) for line in pins) and {"torch", "transformers", "ipython"} <= {
+        line.split("==")[0] for line in pins
+    }
 
 
 READS = {  # what is read: calls in a chapter that read it
@@ -250,16 +276,18 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "evidence": {"typeset"},
     "claims": {"typeset", "evidence", "notebooks", "registries"},
     "figures": {"typeset"},
-    "experiments": {"manifest", "provenance", "registries", "the library"},
+    "experiments": {"devices", "manifest", "provenance", "registries", "the library"},
     "speed": {"manifest", "the library"},
     "sabotage": {"claims", "figures", "experiments", "manifest", "notebooks", "provenance", "registries"},
-    "pages": {"claims", "glue", "notebooks", "typeset", "graph"},
+    "pages": {"claims", "glue", "manifest", "notebooks", "typeset", "graph"},
+    "devices": {"the library"},
     "api": {"experiments", "claims", "the library"},
     "build": {"api", "claims", "decisions", "glue", "notebooks", "pages", "experiments", "sabotage"},
     "extension": {"__init__", "notebooks", "the library"},
     "publish": {"build", "claims", "extension", "glue", "notebooks", "pages"},
     "pdf": {"build", "notebooks"},
     "seeds": {"build"},
+    "gpu": {"devices", "manifest", "notebooks", "pages", "seeds"},
 }
 LAYERS = {f"moe_theory.{name}": {f"moe_theory.{n}" for n in uses} for name, uses in LIBRARY.items()}
 LAYERS |= {f"moe_book.{name}": {f"moe_book.{n}" for n in uses} for name, uses in BOOK.items()}
