@@ -302,12 +302,13 @@ def _title(cell: nbformat.NotebookNode) -> str:
 
 
 def _for_colab(cell: nbformat.NotebookNode) -> None:
-    """What the book folds as a form, in place."""
+    """What the book folds as a form, in place; JupyterLab folds it, too, but for the numbers to change."""
     tags = {*cell.metadata.get("tags", [])}
     if "parameters" in tags:
         cell.source = _fields(cell.source)
     elif tags & {"hide-cell", "hide-input", "remove-cell"}:
         cell.source = f"#@title {_title(cell)}\n{cell.source}"
+        cell.metadata["jupyter"] = {"source_hidden": True}
     else:
         return
     cell.metadata["cellView"] = "form"

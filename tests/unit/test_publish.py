@@ -177,6 +177,7 @@ def test_what_the_book_folds_is_a_form_in_the_copy(path):
         folded = one.cell_type == "code" and bool(tags & {"hide-cell", "hide-input", "remove-cell"})
         assert (other.metadata.get("cellView") == "form") == folded
         assert other.source.startswith("#@title ") == folded
+        assert ("jupyter" in other.metadata) == (folded and "parameters" not in tags)
         if "parameters" in tags:
             assert values(one.source) == values(other.source) and other.source.count("#@param") == len(
                 values(one.source)
