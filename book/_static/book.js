@@ -47,7 +47,7 @@ function markScrolling(box) {
   else box.removeAttribute("tabindex");
 }
 
-const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article .book-figure, "
+const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article :is(figure, div).book-figure, "
   + "article figure.align-default, article .erratum table, "
   + "article .pst-scrollable-table-container, article .table-wrapper, article mjx-container";
 

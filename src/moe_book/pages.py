@@ -685,8 +685,8 @@ def presented(
     """
     notebook, page = nbformat.read(path, 4), notebooks.page(path)
     for shown, caption, name in captioned(notebook, page):
-        anchor = re.sub(r"\W", "-", name.lower())
-        body = _drawn(shown) if "image/png" in shown["data"] else TABLE.sub(_dressed, shown["data"]["text/html"])
+        anchor = re.sub(r"\W", "-", name[0].lower() + name[1:])
+        body = _drawn(shown) if "image/png" in shown["data"] else shown["data"]["text/html"]
         said = f'<a class="figure-number" href="#{anchor}">{name}.</a> {formulas(caption["data"]["text/markdown"])}'
         below = f'<figcaption class="mathjax_process">{said}</figcaption>'
         shown["data"] = {"text/html": f'<figure class="book-figure" id="{anchor}">{body}{below}</figure>'}
@@ -695,8 +695,11 @@ def presented(
             cell.source = put_in(cell.source, numbers, path.stem)
             continue
         cell.outputs = [o for o in cell.outputs if not o.get("metadata", {}).get(CAPTION)]
-        for data in (o["data"] for o in cell.outputs if MIME in o.get("data", {})):
-            data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
+        for data in (o["data"] for o in cell.outputs if "text/html" in o.get("data", {})):
+            if MIME in data:
+                data["text/html"] = VerdictBox(**data[MIME]).html(_links(data[MIME], known, page, scores))
+            else:
+                data["text/html"] = TABLE.sub(_dressed, data["text/html"])
     return nbformat.writes(notebook) + "\n"
 
 
