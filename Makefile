@@ -52,7 +52,7 @@ seeds: $(READY)  ## run chapters at SEEDS, by default 1 31 7919, and name the bo
 colab: $(READY)  ## run the copies for Colab in an environment of Colab's versions; CHAPTER="03 07" for some only
 	@bash .ci/colab $(CHAPTER)
 
-gpu: $(READY)  ## run every chapter on this machine's GPU, and where one is used on the CPU, too; record what it was
+gpu: $(READY)  ## run every chapter on a machine with a GPU, those that use it also on its CPU, and record card and times
 	@$(BIN)/python -m moe_book.gpu
 
 pdf: book  ## the book as one PDF, _build/moe-theory.pdf

@@ -562,7 +562,7 @@ GPU_RECORD = "gpu.json"
 def gpu_table(folder: Path = RECORDS) -> str:
     """What the chapters that use a GPU gained from one, as `make gpu` recorded it; or that nobody has."""
     if GPU_RECORD not in manifest.entries(folder):
-        return "No times on a GPU have been recorded.\n"
+        return "No times on a GPU are stored yet.\n"
     record = manifest.read_json(GPU_RECORD, folder)
     lines = [f"On {record['date']}, {record['card']}, torch {record['torch']}:\n"]
     lines += ["| chapter | seconds on the GPU | on the CPU | boxes that fell |", "|---|---|---|---|"]

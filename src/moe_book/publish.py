@@ -37,24 +37,25 @@ SITE = build.BUILD / "site"
 HOME = "../"  # from a chapter to the root of the book
 
 INSTALL = """\
-#@title Install this book's package, if it is not here yet; what is here keeps its version
+#@title Install this book's package (half a minute); what is here already keeps its version
 import importlib.util
 import re
 import subprocess
 import sys
 import tempfile
 from importlib.metadata import distributions
+from pathlib import Path
 
 if any(importlib.util.find_spec(name) is None for name in {modules}):
     kept = {{}}
     for found in distributions():  # the first of a name is the one that Python imports
         if name := found.metadata["Name"]:
             kept.setdefault(re.sub("[-_.]+", "-", name).lower(), found.version)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
-        pins.writelines(f"{{name}}=={{version}}\\n" for name, version in kept.items())
-        pins.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder, "pins.txt")
+        pins.write_text("".join(f"{{name}}=={{version}}\\n" for name, version in kept.items()))
         source = "moe-theory[{extras}] @ {address}@{commit}"
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", pins.name, source], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", str(pins), source], check=True)
 """
 #: What a chapter may need besides the extra `chapters`: extras and their modules, by what its code imports.
 EXTRAS = {"transformers": re.compile(r"from moe_theory\.diagnose import .*\btiny\b")}
@@ -289,8 +290,14 @@ def _fields(code: str) -> str:
     return "\n".join(lines)
 
 
+FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+CHECK = re.compile(r'claims\.check\(\s*"([^"]+)"')
+
+
 def _title(cell: nbformat.NotebookNode) -> str:
-    """What a folded cell is called on Colab."""
+    """What a folded cell is called on Colab: as in the book, or by what it shows."""
+    if name := cell.metadata.get("mystnb", {}).get("code_prompt_show"):
+        return name
     shown = {kind for output in cell.outputs for kind in output.get("data", {})}
     if MIME in shown:
         return "What the verdict box compares"
@@ -306,7 +313,7 @@ def _for_colab(cell: nbformat.NotebookNode) -> None:
     tags = {*cell.metadata.get("tags", [])}
     if "parameters" in tags:
         cell.source = _fields(cell.source)
-    elif tags & {"hide-cell", "hide-input", "remove-cell"}:
+    elif tags & FOLDED:
         cell.source = f"#@title {_title(cell)}\n{cell.source}"
         cell.metadata["jupyter"] = {"source_hidden": True}
     else:
@@ -327,10 +334,15 @@ def published(path: Path, refs: References, address: str | None, numbers: Mappin
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     for _, caption, name in captioned(notebook, page(path)):
         caption["data"] = dict.fromkeys(caption["data"], f"**{name}.** {caption['data']['text/markdown']}")
+    above = notebook.cells[0]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = plain(put_in(cell.source, numbers, path.stem), refs, path.stem)
+            text = plain(put_in(cell.source, numbers, path.stem), refs, path.stem)
+            cell.source = text.replace("in the first cell", "in the cell *Numbers to change*")
+            above = cell
         else:
+            for claim in CHECK.findall(cell.source):  # links to an output lead nowhere on Colab
+                above.source += f"\n\n{_anchor(f'claim-{claim}')}"
             _for_colab(cell)
     if address is not None:
         first = nbformat.v4.new_code_cell(_install(code, address), id="install", metadata={"cellView": "form"})

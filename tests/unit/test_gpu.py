@@ -42,4 +42,4 @@ def test_every_chapter_runs_and_those_that_pick_a_device_on_both(run, tmp_path):
 def test_without_a_gpu_nothing_is_recorded(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main() == 2 and "expected a GPU" in capsys.readouterr().err
-    assert pages.gpu_table(tmp_path) == "No times on a GPU have been recorded.\n"
+    assert pages.gpu_table(tmp_path) == "No times on a GPU are stored yet.\n"

@@ -174,7 +174,7 @@ def test_what_the_book_folds_is_a_form_in_the_copy(path):
     assert ("[chapters,transformers]" in first.source) == path.name.startswith("26")
     for one, other in zip(before, rest, strict=True):
         tags = {*one.metadata.get("tags", [])}
-        folded = one.cell_type == "code" and bool(tags & {"hide-cell", "hide-input", "remove-cell"})
+        folded = one.cell_type == "code" and bool(tags & {"hide-cell", "hide-input", "remove-cell", "remove-input"})
         assert (other.metadata.get("cellView") == "form") == folded
         assert other.source.startswith("#@title ") == folded
         assert ("jupyter" in other.metadata) == (folded and "parameters" not in tags)

@@ -37,6 +37,15 @@ def rounded(value, digits: int) -> Any:
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
+def peak_memory() -> int:
+    """The most memory that this process has had, in KiB; 0 where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def identity(key: dict) -> str:
     """What tells one row of a grid from another, in a result file too, where 1 and "1" are the same."""
     return json.dumps({column: text(value) for column, value in sorted(key.items())})

@@ -5,7 +5,6 @@ Table 2 of the paper is on enwik8, text8 and Wikitext-103 with 6 and 8 layers of
 projection to 8 dimensions is that of the paper (Appendix E.2), the learned temperature that of Chi et al. (2022).
 """
 
-import resource
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from moe_book.experiments import language_runs as language
-from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.catalogue import peak_memory, rounded
 from moe_book.experiments.language_runs import CURVE, FIRST, LENGTH, POINTS, SMOKE, STEPS, seen, text  # noqa: F401
 from moe_theory.models.language import LanguageModel, TokenRouter
 from moe_theory.models.routers import Cosine, Perturbed, Router
@@ -98,7 +97,7 @@ def row(key: dict) -> dict:
             **exchanged(model),
             "parameters": sum(p.numel() for p in model.parameters()),
             "speed": key["steps"] * language.BATCH * LENGTH / spent,
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "memory": peak_memory(),
             **dict(text=text().name, digest=text().digest),
         },
         6,

@@ -8,7 +8,6 @@ networks' lengths are stored (`images_pilot`).
 """
 
 import itertools
-import resource
 import time
 from collections.abc import Iterator
 from functools import lru_cache
@@ -21,7 +20,7 @@ from sklearn.manifold import TSNE
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.catalogue import peak_memory, rounded
 from moe_book.experiments.router_tasks import images_at_hand
 from moe_theory.measure.dispatch import dispatch_counts, dispatch_entropy
 from moe_theory.models.dispatched import DispatchedMoE, PixelRouter
@@ -201,7 +200,7 @@ def row(key: dict) -> dict:
         **course[-1],
         "parameters": parameters(model),
         "images_per_second": round(BATCH * key["steps"] / seconds),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_mib": peak_memory() // 1024,
     }
     return rounded(values, DIGITS)
 

@@ -6,7 +6,6 @@ steps. As there, two experts are selected, and the dense layer has as many opera
 """
 
 import lzma
-import resource
 import time
 from functools import cache
 from itertools import islice
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from moe_book.experiments.catalogue import rounded
+from moe_book.experiments.catalogue import peak_memory, rounded
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.measure.ngrams import ngram_bits
 from moe_theory.models.language import LanguageModel, dense_width
@@ -96,7 +95,7 @@ def row(key: dict) -> dict:
             **seen(model),
             "parameters": sum(p.numel() for p in model.parameters()),
             "speed": key["steps"] * BATCH * LENGTH / spent,
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "memory": peak_memory(),
             **dict(text=text().name, digest=text().digest),
         },
         6,
