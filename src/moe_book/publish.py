@@ -49,8 +49,9 @@ from pathlib import Path
 if any(importlib.util.find_spec(name) is None for name in {modules}):
     kept = {{}}
     for found in distributions():  # the first of a name is the one that Python imports
-        if name := found.metadata["Name"]:
-            kept.setdefault(re.sub("[-_.]+", "-", name).lower(), found.version)
+        name, version = found.metadata["Name"], found.version
+        if name and re.fullmatch(r"\\d[\\d.]*((a|b|rc|\\.post|\\.dev)\\d+)*(\\+[\\w.]+)?", version or ""):
+            kept.setdefault(re.sub("[-_.]+", "-", name).lower(), version)
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder, "pins.txt")
         pins.write_text("".join(f"{{name}}=={{version}}\\n" for name, version in kept.items()))
@@ -167,6 +168,10 @@ class References:
         site = f"../{self.site}" if self.pages.get(here, "").startswith(APPENDIX) and self.site == HOME else self.site
         return f"{site}book/{stem}.html" if stem in PAGES else f"{site}notebooks/{self.pages.get(stem, stem)}.html"
 
+    def folder(self, stem: str) -> str:
+        """The address of the folder that a page is in, from the page itself."""
+        return self.page(stem, stem).rpartition("/")[0] + "/"
+
     @staticmethod
     def _known(of: dict, role: str, target: str):
         if target not in of:
@@ -275,15 +280,20 @@ def _install(code: str, address: str) -> str:
 
 
 KINDS = {int: "integer", float: "number", str: "string", bool: "boolean"}  # of fields; what else there is stays code
-PARAMETER = re.compile(r"(\w+) = (.+?)  # (.+)")
+PARAMETER = re.compile(r"(\w+) = (\"[^\"]*\"|[^#\"]+?)(?:  # (.+))?")
 
 
 def _fields(code: str) -> str:
     """The first cell of a chapter as a form: a field for each number, and above it what it is."""
     lines = ["#@title Numbers to change"]
     for line in code.splitlines():
-        name, value, about = PARAMETER.fullmatch(line).groups() if "  # " in line else (*line.split(" = "), "")
-        value = ast.literal_eval(value)
+        if not (found := PARAMETER.fullmatch(line)):
+            raise ValueError(f"parameters: expected lines `name = value  # what it is`, got {line!r}")
+        name, value, about = found.groups()
+        try:
+            value = ast.literal_eval(value)
+        except ValueError as error:
+            raise ValueError(f"parameters: expected a plain value, got {line!r}") from error
         about = f": {about}" if about else ""
         kind = KINDS.get(type(value), "raw")
         lines += [f"#@markdown **{name}**{about}", f'{name} = {value!r}  #@param {{type: "{kind}"}}']
@@ -291,6 +301,7 @@ def _fields(code: str) -> str:
 
 
 FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+RELATIVE = re.compile(r'href="(?!\w+:|#)')  # leads nowhere from a copy
 CHECK = re.compile(r'claims\.check\(\s*"([^"]+)"')
 
 
@@ -341,6 +352,8 @@ def published(path: Path, refs: References, address: str | None, numbers: Mappin
             cell.source = text.replace("in the first cell", "in the cell *Numbers to change*")
             above = cell
         else:
+            for data in (o["data"] for o in cell.outputs if "text/html" in o.get("data", {})):
+                data["text/html"] = RELATIVE.sub(f'href="{refs.folder(path.stem)}', data["text/html"])
             for claim in CHECK.findall(cell.source):  # links to an output lead nowhere on Colab
                 above.source += f"\n\n{_anchor(f'claim-{claim}')}"
             _for_colab(cell)

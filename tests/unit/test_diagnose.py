@@ -1,6 +1,7 @@
 """What is broken on purpose is found, what is whole is not accused, and numbers are those of other routes."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -281,6 +282,22 @@ def what_an_older_library_does_not_serve_is_skipped(monkeypatch):
             pytest.skip(str(error))
 
     monkeypatch.setattr(tiny, "library", library)
+
+
+@pytest.mark.parametrize(
+    ("version", "served"), [("5.5.4", None), ("5.6.0rc1", None), ("5.6.0", 4), ("5.17.9", 4), ("5.18.0", 5), ("6.0", 5)]
+)
+def test_which_versions_of_the_library_are_served(tiny, monkeypatch, version, served):
+    import transformers
+
+    monkeypatch.undo()
+    monkeypatch.setattr(transformers, "__version__", version)
+    if served is None:
+        with pytest.raises(ImportError, match=f"expected 5.6 or later, got {version}"):
+            tiny.families()
+    else:
+        with warnings.catch_warnings(action="ignore"):
+            assert len(tiny.families()) == served
 
 
 def test_a_family_that_the_library_does_not_serve_is_named(tiny, monkeypatch):

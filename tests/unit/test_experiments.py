@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moe_book import experiments, manifest, speed
+from moe_book.devices import ROW
 from moe_book.experiments import backends, store
 from moe_book.experiments import catalogue as registry
 from moe_book.experiments import sparse_runs as sparse
@@ -180,6 +181,22 @@ def test_smoke_profiles_run(name, tmp_path, monkeypatch, in_process, request):
     smoke = manifest.entries(tmp_path)[f"{name}.csv"]
     stored = manifest.entries()[f"{name}.csv"]
     assert list(stored["columns"]) == list(smoke["columns"]), "what is stored is what the code computes"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_rows_are_computed_where_they_say(device, tmp_path, monkeypatch, in_process):
+    """And nothing of it is left for what is computed next."""
+
+    def row(key):
+        return {"there": ROW.get()}
+
+    e = Experiment("there", "where rows are computed", [{"n": 1}], [{"n": 1}], row, row, gpu=True)
+    monkeypatch.setitem(EXPERIMENTS.data, "there", e)
+    monkeypatch.setattr(store, "SMOKE", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    experiments.run("there", profile="smoke", device=device)
+    (found,) = pd.read_csv(tmp_path / "there.csv").to_dict("records")
+    assert (found["there"], found["device"], ROW.get()) == (device, device, "cpu")
 
 
 def test_rounding_keeps_shape_and_digits():

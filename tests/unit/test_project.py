@@ -230,7 +230,15 @@ def test_a_warning_of_the_compiler_is_seen():
         assert len(_warnings(bad, "bad")) == 1
 
 
-MARKED = re.compile(r"(?<!\w)[_*]|`|^(?:[#>-]|\d+[.)]) ")  # what Markdown would take for more than text
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_the_stored_boxes_had_their_data(path):
+    """A guard that holds two data sets apart where there is one would show here."""
+    outputs = [o for c in nbformat.read(path, 4).cells for o in c.get("outputs", [])]
+    lines = [line for o in outputs for line in o.get("data", {}).get(MIME, {}).get("evidence", [])]
+    assert not [line["says"] for line in lines if line["measured"].startswith("not computed")]
+
+
+MARKED = re.compile(r"(?<!\w)_|[*`]|~~|\]\(|^(?:[#>-]|\d+[.)]) ")  # what Markdown would take for more than text
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)

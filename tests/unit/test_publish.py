@@ -171,7 +171,8 @@ def test_what_the_book_folds_is_a_form_in_the_copy(path):
     before, after = nbformat.read(path, 4).cells, publish.published(path, OF_ALL, "git+x@y", GLUED).cells
     first, *rest = after
     assert first.id == "install" and "@ git+x@y" in first.source and first.metadata.cellView == "form"
-    assert ("[chapters,transformers]" in first.source) == path.name.startswith("26")
+    for needed in ("[chapters,transformers]", "in ('moe_theory', 'transformers'))"):
+        assert (needed in first.source) == path.name.startswith("26")
     for one, other in zip(before, rest, strict=True):
         tags = {*one.metadata.get("tags", [])}
         folded = one.cell_type == "code" and bool(tags & {"hide-cell", "hide-input", "remove-cell", "remove-input"})
@@ -197,7 +198,14 @@ def test_numbers_and_links_of_the_copy_are_those_of_the_book(path):
     numbers = {label: box.name for label, box in pages.boxes([path]).items() if label}
     assert {label: OF_ALL.labels[label][0] for label in numbers} == numbers
     assert all(f'<a name="{label}" id="{label}"></a>**{name}' in text for label, name in numbers.items())
-    found = [o["data"] for c in notebook.cells for o in c.get("outputs", []) if "text/markdown" in o.get("data", {})]
+    outputs = [o for c in notebook.cells for o in c.get("outputs", [])]
+    found = [o["data"] for o in outputs if "text/markdown" in o.get("data", {})]
+    before = [o for c in nbformat.read(path, 4).cells for o in c.get("outputs", [])]
+    before = [o["data"]["text/markdown"] for o in before if "text/markdown" in o.get("data", {})]
+    assert [re.sub(r"^[*]{2}.*?[*]{2} ", "", data["text/markdown"]) for data in found] == before
+    html = "".join(o["data"]["text/html"] for o in outputs if "text/html" in o.get("data", {}))
+    assert not [h for h in re.findall(r'href="(.*?)"', html) if not h.startswith(("https://", "../notebooks/"))]
+    assert {*re.findall(r'href="#(.*?)"', text)} <= {a for a, _ in places}
     chapter = label_of(page(path))
     captions = [re.match(r"[*]{2}(Figure|Table) (.*?)[.][*]{2} ", data["text/markdown"]).groups() for data in found]
     assert all(data["text/plain"] == data["text/markdown"] for data in found)
@@ -213,6 +221,9 @@ def test_the_install_cell_pins_what_python_imports(tmp_path, monkeypatch):
         about.mkdir(parents=True)
         spelled = {"first": "MarkupSafe", "second": "markupsafe"}[folder]
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {spelled}\nVersion: {version}\n")
+    odd = tmp_path / "second" / "odd-1.dist-info"
+    odd.mkdir()
+    (odd / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 0.1.43ubuntu1\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     commands = []
@@ -225,4 +236,11 @@ def test_the_install_cell_pins_what_python_imports(tmp_path, monkeypatch):
     ((command, pins),) = commands
     assert command[-1] == "moe-theory[chapters] @ git+https://host/owner/name@abc"
     assert re.findall(r"^markupsafe==(.*)$", pins, re.MULTILINE) == ["3.0.3"]
-    assert not re.search(r"[A-Z_.]", re.sub(r"==.*", "", pins))
+    assert not re.search(r"[A-Z_.]", re.sub(r"==.*", "", pins)) and "odd==" not in pins
+    assert len(pins.splitlines()) > 100  # what else is here
+
+
+@pytest.mark.parametrize("line", ["# a comment", "n = 2**10  # of it", "n, m = 1, 2", 'name = "a # b" + "c"'])
+def test_a_first_cell_of_another_form_is_refused(line):
+    with pytest.raises(ValueError, match="^parameters: expected .*, got "):
+        publish._fields(f"seed = 0\n{line}")

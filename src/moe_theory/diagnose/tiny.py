@@ -87,7 +87,7 @@ def library(least: str = "5.6") -> ModuleType:
         with warnings.catch_warnings(action="ignore"):  # that a notebook has no progress bars
             import transformers
     except ImportError as error:
-        raise ImportError(f"transformers: expected {least} or later, got none; {expected}") from error
+        raise ImportError(f"transformers: expected {least} or later, got {error}; {expected}") from error
     if not _serves(transformers, least):
         raise ImportError(f"transformers: expected {least} or later, got {transformers.__version__}; {expected}")
     transformers.logging.set_verbosity_error()
