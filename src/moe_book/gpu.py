@@ -15,8 +15,9 @@ import torch
 from moe_book import manifest
 from moe_book.devices import NAMES, VARIABLE
 from moe_book.notebooks import notebooks, page
-from moe_book.pages import GPU_RECORD, RECORDS
+from moe_book.pages import GPU_RECORD
 from moe_book.seeds import fallen
+from moe_book.speed import RESULTS
 
 
 def picks(source: str) -> bool:
@@ -41,7 +42,7 @@ def main() -> int:
         rows.append(row)
     about = dict(card=torch.cuda.get_device_name(), torch=torch.__version__, date=f"{datetime.now(UTC):%Y-%m-%d}")
     record = json.dumps({**about, "chapters": rows}, indent=1) + "\n"
-    manifest.write(GPU_RECORD, record.encode(), RECORDS)
+    manifest.write(GPU_RECORD, record.encode(), RESULTS)
     return int(any(any(row["fallen"].values()) for row in rows))
 
 

@@ -27,6 +27,7 @@ from moe_book import manifest, notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in
+from moe_book.speed import RESULTS
 from moe_book.typeset import CAPTION, formulas, typeset
 
 #: What the front page says first: a claim, and what the book found about it.
@@ -555,11 +556,10 @@ def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
 
 # --- the record of a GPU ------------------------------------------------------------------------
 
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
 GPU_RECORD = "gpu.json"
 
 
-def gpu_table(folder: Path = RECORDS) -> str:
+def gpu_table(folder: Path = RESULTS) -> str:
     """What the chapters that use a GPU gained from one, as `make gpu` recorded it; or that nobody has."""
     if GPU_RECORD not in manifest.entries(folder):
         return "No times on a GPU are stored yet.\n"

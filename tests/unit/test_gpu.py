@@ -22,7 +22,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, "cpu")
     monkeypatch.setenv("MOE_BOOK_STRICT", "1")
     monkeypatch.setattr(gpu, "fallen", fallen)
-    monkeypatch.setattr(gpu, "RECORDS", tmp_path)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A card")
     return found

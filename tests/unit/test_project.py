@@ -291,7 +291,7 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "experiments": {"devices", "manifest", "provenance", "registries", "the library"},
     "speed": {"manifest", "the library"},
     "sabotage": {"claims", "figures", "experiments", "manifest", "notebooks", "provenance", "registries"},
-    "pages": {"claims", "glue", "manifest", "notebooks", "typeset", "graph"},
+    "pages": {"claims", "glue", "manifest", "notebooks", "speed", "typeset", "graph"},
     "devices": {"the library"},
     "api": {"experiments", "claims", "the library"},
     "build": {"api", "claims", "decisions", "glue", "notebooks", "pages", "experiments", "sabotage"},
@@ -299,7 +299,7 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "publish": {"build", "claims", "extension", "glue", "notebooks", "pages"},
     "pdf": {"build", "notebooks"},
     "seeds": {"build"},
-    "gpu": {"devices", "manifest", "notebooks", "pages", "seeds"},
+    "gpu": {"devices", "manifest", "notebooks", "pages", "seeds", "speed"},
 }
 LAYERS = {f"moe_theory.{name}": {f"moe_theory.{n}" for n in uses} for name, uses in LIBRARY.items()}
 LAYERS |= {f"moe_book.{name}": {f"moe_book.{n}" for n in uses} for name, uses in BOOK.items()}
