@@ -12,7 +12,8 @@ from moe_theory.training import Run, train_patch_moe
 N, PREFIX = 16_000, 50
 COEFFICIENTS = (0.01, 0.1, 1.0, 10.0)  # of the load-balancing loss in Table 9, which names none
 STEPS = {"as written": 2_000, "released": 601}
-SEEDS = range(10)
+SEEDS, FRESH = range(10), range(10, 20)
+PLAIN_RATES = (1.0, 10.0, 100.0)  # of plain descent, beside Table 11
 SMOKE = dict(n=200, steps=PREFIX)
 
 
@@ -49,14 +50,14 @@ def balanced_linear() -> list[dict]:
     ]
 
 
-def same_start() -> list[dict]:
+def same_start(seeds: range = SEEDS) -> list[dict]:
     """Table 10: cubic experts that start from the same weights, with the load-balancing loss.
 
     Both variants at M = 8, the released one at M = 32.
     """
     return [
         _key("setting 1", variant, "cubic", seed, experts=experts, balance=balance, same_start=True)
-        for seed in SEEDS
+        for seed in seeds
         for experts, variant in ((8, "as written"), (8, "released"), (32, "released"))
         for balance in (0.1, 0.03, 0.01)
     ]
@@ -72,7 +73,7 @@ def control() -> list[dict]:
     ]
 
 
-def load_or_speed() -> list[dict]:
+def load_or_speed(seeds: range = SEEDS) -> list[dict]:
     """Table 11: 32 cubic experts, normalized or plain descent, with and without the load-balancing loss.
 
     The paper names no learning rate for plain descent; rates are those at which it learns at all.
@@ -80,10 +81,32 @@ def load_or_speed() -> list[dict]:
     rates = {"as written": (100.0,), "released": (1.0, 10.0)}
     return [
         _key("setting 1", variant, "cubic", seed, experts=32, balance=balance, normalized=normalized, eta=eta)
-        for seed in SEEDS
+        for seed in seeds
         for variant in STEPS
         for balance in (0.0, 0.01)
         for normalized, eta in ((True, 1e-3), *((False, eta) for eta in rates[variant]))
+    ]
+
+
+def same_start_fresh() -> list[dict]:
+    """Table 10 again at ten fresh seeds, under the criterion that the first ten led to."""
+    return same_start(FRESH)
+
+
+def load_or_speed_fresh() -> list[dict]:
+    """Table 11 again at ten fresh seeds, under the criterion that the first ten led to."""
+    return load_or_speed(FRESH)
+
+
+def rescue() -> list[dict]:
+    """Whether the load-balancing loss rescues plain descent, with 32 cubic experts: three rates, three coefficients."""
+    cells = [(rate, balance) for rate in PLAIN_RATES for balance in (0.0, 0.001, 0.1, 1.0)]
+    return [
+        _key("setting 1", variant, "cubic", seed, experts=32, balance=balance, normalized=False, eta=rate)
+        for seed in FRESH
+        for variant in STEPS
+        for rate, balance in cells
+        if balance or rate not in {"as written": (100.0,), "released": (1.0, 10.0)}[variant]
     ]
 
 

@@ -48,10 +48,22 @@ def released() -> list[dict]:
     ]
 
 
+def descent() -> list[dict]:
+    """ReLU in setting 1 by gradient descent, as Section 6 of the paper has it, which names no rate; ten seeds."""
+    fixed = dict(setting="setting 1", activation="relu", n=N, filters=FILTERS, epochs=EPOCHS, optimizer="sgd")
+    rates = {10: (0.01, 0.1), 1: (0.1, 1.0)}
+    return [
+        dict(**fixed, input_scale=scale, learning_rate=rate, seed=seed)
+        for seed in range(10)
+        for scale in rates
+        for rate in rates[scale]
+    ]
+
+
 def _train(key: dict, epochs: int) -> list[dict]:
     task = PatchTask(**SETTINGS[key["setting"]], seed=key["seed"])
     train, test = (task.sample(key["n"], s).to(row_device()) for s in (2 * key["seed"] + 1, 2 * key["seed"] + 2))
-    names = ("activation", "filters", "input_scale", "seed", "learning_rate", "stop_after")
+    names = ("activation", "filters", "input_scale", "seed", "learning_rate", "stop_after", "optimizer")
     return train_single_expert(train, test, epochs=epochs, **{name: key[name] for name in names if name in key})[1]
 
 

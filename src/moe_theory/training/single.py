@@ -16,6 +16,9 @@ from moe_theory.training.variants import logistic_loss, loss_slope
 #: Examples whose activations fit the cache together; the gradient of an epoch is summed over such parts.
 PART = 1000
 
+#: Section 6 of the paper names gradient descent for single models, its Appendix A.2 Adam.
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
 #: How far a loss must lie above the smallest before it to end a released training.
 RISE = 0.02
 
@@ -44,6 +47,7 @@ def train_single_expert(
     activation: str,
     filters: int = 128,
     epochs: int = 800,
+    optimizer: str = "adam",
     learning_rate: float = 0.01,
     weight_decay: float = 5e-4,
     input_scale: float = 1.0,
@@ -51,14 +55,15 @@ def train_single_expert(
     record_every: int = 10,
     stop_after: int | None = None,
 ) -> tuple[PatchCNN, list[dict]]:
-    """Full-batch Adam on the logistic loss (Appendix A.2).
+    """Full-batch Adam (Appendix A.2) or gradient descent (Section 6) on the logistic loss.
 
     Args:
         train, test: batches of `PatchTask.sample`.
         activation: a key of `moe_theory.models.experts.ACTIVATIONS`.
         filters: number of filters, even; half carry the output sign +1, half -1.
         epochs: full-batch steps.
-        learning_rate, weight_decay: of Adam.
+        optimizer: a key of `OPTIMIZERS`.
+        learning_rate, weight_decay: of the optimizer.
         input_scale: multiplies every patch; the released notebooks use 10.
         seed: of the initialization.
         record_every: epochs between two entries of the history.
@@ -82,7 +87,8 @@ def train_single_expert(
     for name, batch in (("train", train), ("test", test)):
         check.instance(name, batch, PatchBatch).checked(name)
     model = PatchCNN(train.x.shape[2], filters, activation, seed).to(train.x)
-    adam = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    rule = OPTIMIZERS[check.choice("optimizer", optimizer, OPTIMIZERS)]
+    descent = rule(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
     data, held_out = _parts("train", train, model, input_scale), _parts("test", test, model, input_scale)
     history, least = [], math.inf
     for epoch in range(1, epochs + 1):
@@ -96,7 +102,7 @@ def train_single_expert(
         least = min(least, loss)
         if not stopped:
             model.w.grad, model.b.grad = gradient[:, :-1], gradient[:, -1]
-            adam.step()
+            descent.step()
         if stopped or epoch % record_every == 0 or epoch == epochs:
             history.append(
                 {
