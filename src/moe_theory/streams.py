@@ -47,6 +47,7 @@ PURPOSES = {
     "stage": "the routing noise of a loss that is reported",
     "kept mass": "the routing noise in a mean mass of gates",
     "start": "the start of a search",
+    "race": "the starts of a race without a layer, and the noise of examples that are never made",
     "resampling": "bootstrap samples",
     "permutations": "labels in another order, under which a dispatch knows nothing of them",
     "probes": "the directions in which a layer's output is differentiated",

@@ -12,6 +12,7 @@ from moe_book.experiments.catalogue import rounded
 from moe_book.experiments.stages import RATE, SEEDS
 from moe_theory.measure.inner import professions
 from moe_theory.models.moe import PatchMoE
+from moe_theory.streams import torch_stream
 from moe_theory.tasks.patches import CENTER, NOISE, SETTINGS, PatchBatch, PatchTask
 from moe_theory.theory.smoothing import route_probabilities
 from moe_theory.training import train_patch_moe
@@ -64,7 +65,7 @@ def drawn_products(task: PatchTask, A: Float[Tensor, "R d"], n: int, seed: int):
     strengths = (a.y * a.alpha, a.beta, a.epsilon * a.gamma)
     known = [s[:, None] * u for s, u in zip(strengths, (v[a.cluster], c[a.cluster], v[a.other]), strict=True)]
     root = torch.linalg.cholesky(task.sigma_p**2 / task.d * A @ A.T)
-    g = torch.randn(n, task.P - NOISE, len(A), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    g = torch.randn(n, task.P - NOISE, len(A), dtype=torch.float64, generator=torch_stream(seed, "race"))
     return a.y, a.cluster, torch.cat([torch.stack(known, 1), g @ root.T], 1)
 
 
