@@ -143,6 +143,16 @@ def test_single_expert_improves_and_reports_its_history():
 SMALL = PatchTask(K=2, d=8).sample(20, 0)
 
 
+def test_a_single_expert_by_gradient_descent_steps_along_the_gradient():
+    model, _ = train_single_expert(
+        SMALL, SMALL, activation="tanh", filters=4, epochs=1, optimizer="sgd", learning_rate=0.5, weight_decay=0.1
+    )
+    by_hand = PatchCNN(8, 4, "tanh", 0).to(SMALL.x)
+    logistic_loss(SMALL.y * by_hand(SMALL.x)).mean().backward()
+    for now, then in zip((model.w, model.b), (by_hand.w, by_hand.b), strict=True):
+        assert torch.allclose(now, then - 0.5 * (then.grad + 0.1 * then), atol=1e-6)
+
+
 def test_a_released_training_ends_at_the_first_loss_that_has_risen():
     """Its history up to there is that of a training to the end, whose later losses show that no earlier one ends it."""
     much = dict(activation="celu", filters=16, input_scale=10, learning_rate=0.1, seed=1, record_every=1)
@@ -173,6 +183,7 @@ def test_a_released_training_ends_at_the_first_loss_that_has_risen():
         (lambda: train_single_expert(SMALL, SMALL, activation=torch.tanh), "activation"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", epochs=0), "epochs"),
         (lambda: train_single_expert(SMALL, SMALL, activation="relu", stop_after=-1), "stop_after"),
+        (lambda: train_single_expert(SMALL, SMALL, activation="relu", optimizer="momentum"), "optimizer"),
         (lambda: LinearRouter(0, 3), "d"),
         (lambda: top1_noisy(torch.tensor([[0.0, float("nan")]])), "h"),
     ],
