@@ -88,9 +88,9 @@ def test_noise_turns_an_example_less_often_than_the_bound():
 
 
 def test_errors_are_the_share_of_wrong_examples():
-    like = dict(generator=torch_stream(3, "race"), dtype=torch.float64)
-    zero = torch.zeros(2, dtype=torch.float64)
-    tied = own_error.errors(torch.tensor([1.0, 1e-3]), torch.tensor([1.0, 0.0]), zero, 1e-9, like)
+    rng, like = torch_stream(3, "race"), dict(generator=torch_stream(4, "race"), dtype=torch.float64)
+    own, other = torch.tensor([[1.0, 1e-3], [1.0, 0.0]], dtype=torch.float64)
+    tied = own_error.errors(own, other, torch.zeros_like(own), 1e-9, rng)
     alpha, gamma = (low + (high - low) * torch.rand(10**6, **like) for low, high in ((0.5, 2.0), (0.5, 2.0)))
     assert float(tied[1]) == 0
     assert float(tied[0]) == pytest.approx(float((alpha < gamma).double().mean()) / 2, abs=0.02)

@@ -46,17 +46,19 @@ def noise_bound(margin: Tensor, sigma_0: float) -> Tensor:
     return FILTERS * torch.from_numpy(norm.sf(z.numpy()))
 
 
-def errors(own: Tensor, other: Tensor, center: Tensor, sigma_0: float, like: dict) -> Float[Tensor, " S"]:
+def errors(own: Tensor, other: Tensor, center: Tensor, sigma_0: float, rng: torch.Generator) -> Float[Tensor, " S"]:
     """Share of `DRAWS` examples of its cluster on which the expert of each start errs."""
 
     def strengths(name):
         low, high = LAWS[name]
-        return low + (high - low) * torch.rand(len(own), DRAWS, **like)
+        return low + (high - low) * torch.rand(len(own), DRAWS, generator=rng, dtype=own.dtype)
 
     def sign():
-        return 2.0 * torch.randint(2, (len(own), DRAWS), generator=like["generator"]) - 1
+        return 2.0 * torch.randint(2, (len(own), DRAWS), generator=rng) - 1
 
-    noise = sum((sigma_0 * torch.randn(len(own), DRAWS, **like)) ** 3 for _ in range(FILTERS))
+    noise = torch.zeros(len(own), DRAWS, dtype=own.dtype)
+    for _ in range(FILTERS):
+        noise += (sigma_0 * torch.randn(noise.shape, generator=rng, dtype=own.dtype)) ** 3
     rest = strengths("beta") ** 3 * center[:, None] + sign() * strengths("gamma") ** 3 * other[:, None] + noise
     return (strengths("alpha") ** 3 * own[:, None] + sign() * rest <= 0).double().mean(1)
 
@@ -66,15 +68,15 @@ def row(key: dict) -> dict:
     without noise patches is wrong (`exposed`), and the share for which the error is not shown to be below 1/d."""
     d = key["d"]
     sigma_0, eta, _, T_2 = stages(d)
-    like = dict(generator=torch_stream(key["seed"], "race", d), dtype=torch.float64)
-    start = sigma_0 * torch.randn(STARTS, FILTERS * 2, **like)
+    rng = torch_stream(key["seed"], "race", d)
+    start = sigma_0 * torch.randn(STARTS, FILTERS * 2, generator=rng, dtype=torch.float64)
     end, _ = race_in_steps(start, start.new_ones(2 * FILTERS), eta, T_2)
     k = start.argmax(1) % 2
     cubes = (end.view(STARTS, FILTERS, 2) ** 3).sum(1)
     own, other = (cubes.gather(1, i[:, None]).squeeze(1) for i in (k, 1 - k))
-    center = ((sigma_0 * torch.randn(STARTS, FILTERS, **like)) ** 3).sum(1)
+    center = ((sigma_0 * torch.randn(STARTS, FILTERS, generator=rng, dtype=torch.float64)) ** 3).sum(1)
     margin = least_margin(own, other, center)
-    error = errors(own, other, center, sigma_0, like)
+    error = errors(own, other, center, sigma_0, rng)
     values = {
         "mean": error.mean(),
         "median": error.median(),
