@@ -1,7 +1,9 @@
 """The two mixtures of linear experts that solve the patch task without training."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from moe_theory.tasks.patches import PatchTask
 from moe_theory.theory.linear_mixtures import covered, disturbance, sign_vectors, two_ways, uncovered
@@ -39,6 +41,17 @@ def test_as_many_examples_are_covered_as_the_formula_says(way, K, P, sigma_p):
     exact, bound = uncovered(task, way)
     share = 1 - covered(task.sample(40_000, 5, torch.float64))[way].double().mean().item()
     assert share == pytest.approx(exact, abs=4 * (exact * (1 - exact) / 40_000) ** 0.5) and exact < bound
+
+
+@pytest.mark.parametrize("d", [20, 50, 200])
+def test_a_tiny_share_keeps_its_digits(d):
+    task = PatchTask(d=d)
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    low, high = task.alpha  # beta / 2 runs from 1/2 to 1, alpha from 1/2 to 2
+    b = 0.75 + nodes / 4
+    density = (high - b) / (high - low) / 0.5 + (1 - b) / 0.5 / (high - low)  # of the smaller of the two
+    share = -np.expm1(2 * task.K * np.log1p(-2 * norm.sf(d**0.5 * b)))
+    assert uncovered(task, "by cluster")[0] == pytest.approx((weights * density * share).sum() / 4, rel=5e-4)
 
 
 def test_the_bound_is_nearly_exact_for_one_strength_and_little_noise():
