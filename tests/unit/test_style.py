@@ -14,12 +14,10 @@ CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 #: Chapters that are longer than the budget. The list may only get shorter.
 TOO_LONG = set(
     [
-        "01_patch_task",
         "02_single_expert",
         "04_exploration",
         "05_router_centers",
         "07_load_normalization",
-        "08_images_languages",
         "09_spurious_directions",
         "10_mixture_of_gaussians",
         "12_beyond_gaussians",
