@@ -15,7 +15,6 @@ CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 TOO_LONG = set(
     [
         "01_patch_task",
-        "02_single_expert",
         "04_exploration",
         "05_router_centers",
         "06_nonlinear_linear",
