@@ -73,13 +73,14 @@ def test_the_four_points_cancel_only_with_their_labels():
 
 
 def test_four_points_are_examples_of_the_task():
-    """Every patch of every row: signals, strengths and labels from inner products, the noise from the sampled patches."""
+    """Every patch of every row: signals, strengths and labels by inner products, noise from the sampled patches."""
     task = PatchTask(P=5, seed=1)
     batch = task.sample(20, 2, torch.float64)
     x, y = four_points(task, batch)
     assert torch.equal(y, batch.y[:, None] * torch.tensor([1.0, -1.0, 1.0, -1.0]).double())
     one, two = batch.cluster, batch.other
-    strengths = {0: [batch.alpha] * 2 + [batch.gamma] * 2, 1: [batch.beta] * 4, 2: [batch.gamma] * 2 + [batch.alpha] * 2}
+    a, g = batch.alpha, batch.gamma
+    strengths = {0: [a, a, g, g], 1: [batch.beta] * 4, 2: [g, g, a, a]}
     signs, at = {0: y, 1: torch.ones_like(y), 2: -y}, {0: [one, one, two, two], 2: [two, two, one, one]}
     at[1] = at[0]
     for role, strength in strengths.items():
