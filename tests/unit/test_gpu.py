@@ -30,7 +30,7 @@ def run(monkeypatch, tmp_path):
 
 def test_every_chapter_runs_and_those_that_pick_a_device_on_both(run, tmp_path):
     assert gpu.main() == 1
-    both = {"01_patch_task", "02_single_expert", "04_exploration"}
+    both = {"01_patch_task", "04_exploration"}
     expected = [(page(p), name) for p in notebooks() for name in ("cpu", "cuda") if name == "cpu" or page(p) in both]
     assert run == expected
     table = pages.gpu_table(tmp_path)

@@ -73,16 +73,33 @@ def test_the_four_points_cancel_only_with_their_labels():
 
 
 def test_four_points_are_examples_of_the_task():
+    """Every patch of every row: signals, strengths and labels by inner products, noise from the sampled patches."""
     task = PatchTask(P=5, seed=1)
     batch = task.sample(20, 2, torch.float64)
     x, y = four_points(task, batch)
-    inner = x @ task.v.T
-    strongest = inner.abs().amax(-1)
-    assert torch.allclose(strongest[:, 0, 0], batch.alpha) and torch.allclose(strongest[:, 2, 0], batch.gamma)
-    assert torch.equal(y.sum(1), torch.zeros(20, dtype=torch.float64))
-    own = (x[..., 1, :] @ task.c.T).argmax(-1)
-    labels = inner[:, :, 0].gather(2, own[..., None]).squeeze(2)
-    assert torch.equal(labels.sign(), y)
+    assert torch.equal(y, batch.y[:, None] * torch.tensor([1.0, -1.0, 1.0, -1.0]).double())
+    one, two = batch.cluster, batch.other
+    a, g = batch.alpha, batch.gamma
+    strengths = {0: [a, a, g, g], 1: [batch.beta] * 4, 2: [g, g, a, a]}
+    signs, at = {0: y, 1: torch.ones_like(y), 2: -y}, {0: [one, one, two, two], 2: [two, two, one, one]}
+    at[1] = at[0]
+    for role, strength in strengths.items():
+        signals = task.c if role == 1 else task.v
+        along = (x[:, :, role] @ signals.T).gather(2, torch.stack(at[role], 1)[..., None])[..., 0]
+        assert torch.allclose(along, signs[role] * torch.stack(strength, 1), rtol=0, atol=1e-12)
+        assert torch.allclose(x[:, :, role].norm(dim=2), along.abs(), rtol=0, atol=1e-12)
+    for noise in (3, 4):
+        assert torch.equal(x[:, :, noise], batch.patch(noise)[:, None].expand(-1, 4, -1))
+
+
+def test_the_first_of_the_four_points_is_the_sampled_example_where_epsilon_is_minus_y():
+    task = PatchTask(P=5, seed=1)
+    batch = task.sample(50, 2, torch.float64)
+    x, _ = four_points(task, batch)
+    wanted = batch.x.gather(1, batch.role.argsort(1)[..., None].expand_as(batch.x))
+    disagree = batch.epsilon == -batch.y
+    assert 0 < disagree.sum() < 50
+    assert torch.allclose(x[disagree, 0], wanted[disagree], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 #: Chapters that are longer than the budget. The list may only get shorter.
 TOO_LONG = set(
     [
-        "02_single_expert",
         "04_exploration",
         "05_router_centers",
         "07_load_normalization",
