@@ -15,6 +15,7 @@ from moe_theory.measure.inner import feature_ratios, inner_products, professions
 from moe_theory.measure.patch_layer import off_the_set
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchTask
+from moe_theory.theory.feedback import center_moments
 from moe_theory.training import train_patch_moe
 
 EVERY = 80  # steps between two records of a watched run
@@ -113,6 +114,25 @@ def gap_row(key: dict) -> dict:
         "weights": [rounded(history[i - 1]["weights"], 6) for i in at],
         "path": [rounded(torch.trapezoid(cubes[:i], steps[:i], dim=0), 6) for i in at],
     }
+
+
+def predicted_weights(run) -> Float[Tensor, "M K"]:
+    """What `weights` of a stored run should be at step `until`: the integral over steps of the rate of Lemma E.17.
+
+    `eta_r / (2 M^2) sum_t (g_m - mean_m' g_m')` with `eta_r = M^2 eta`, by `center_moments` of the run's own sample and
+    the cubes of its filters as they were.
+
+    Args:
+        run: a row of the experiments `router_gap` and `router_gap_at_T_2`, with its columns as attributes.
+    """
+    train = PatchTask(K=run.K, seed=run.seed, **SETTINGS["setting 3"]).coefficients(run.n, 2 * run.seed + 1)
+    g = torch.tensor(run.path[-1], dtype=torch.float64) @ center_moments(train, run.K).T
+    return run.eta / 2 * (g - g.mean(0))
+
+
+def spread_on_centers(weights: Float[Tensor, "M K"], k: Tensor) -> float:
+    """Of (M,) professions k: the largest difference of the weights on c_q of two experts of one M_q."""
+    return max(float(w.max() - w.min()) for w in (weights[k == q, q] for q in k.unique()))
 
 
 def gap_live(key: dict) -> dict:
