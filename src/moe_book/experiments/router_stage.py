@@ -116,18 +116,26 @@ def gap_row(key: dict) -> dict:
     }
 
 
-def predicted_weights(run) -> Float[Tensor, "M K"]:
-    """What `weights` of a stored run should be at step `until`: the integral over steps of the rate of Lemma E.17.
+def rate_integral(path: Float[Tensor, "M K"], moments: Float[Tensor, "K K"], eta: float) -> Float[Tensor, "M K"]:
+    """The router's weights on centers by Lemma E.17: the integral over steps of their rate, with `eta_r = M^2 eta`.
 
-    `eta_r / (2 M^2) sum_t (g_m - mean_m' g_m')` with `eta_r = M^2 eta`, by `center_moments` of the run's own sample and
-    the cubes of its filters as they were.
+    `eta_r / (2 M^2) sum_t (g_m - mean_m' g_m')`, where g has the filters as they were and the sample as it is.
+
+    Args:
+        path: the sum over steps of `sum_j <w_mj, v_k>^3`; moments: `center_moments` of the sample; eta: of the experts.
+    """
+    g = path @ moments.T
+    return eta / 2 * (g - g.mean(0))
+
+
+def predicted_weights(run) -> Float[Tensor, "M K"]:
+    """What `weights` of a stored run should be at step `until`, by `rate_integral` for the run's own sample.
 
     Args:
         run: a row of the experiments `router_gap` and `router_gap_at_T_2`, with its columns as attributes.
     """
     train = PatchTask(K=run.K, seed=run.seed, **SETTINGS["setting 3"]).coefficients(run.n, 2 * run.seed + 1)
-    g = torch.tensor(run.path[-1], dtype=torch.float64) @ center_moments(train, run.K).T
-    return run.eta / 2 * (g - g.mean(0))
+    return rate_integral(torch.tensor(run.path[-1], dtype=torch.float64), center_moments(train, run.K), run.eta)
 
 
 def spread_on_centers(weights: Float[Tensor, "M K"], k: Tensor) -> float:
