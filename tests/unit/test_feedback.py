@@ -3,7 +3,7 @@ import torch
 
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import PatchTask
-from moe_theory.theory.feedback import expected_gradients, first_order_share, own_feedback
+from moe_theory.theory.feedback import center_moments, expected_gradients, first_order_share, own_feedback
 from moe_theory.theory.smoothing import route_probabilities
 from moe_theory.training import expert_gradient, router_gradient
 
@@ -54,3 +54,13 @@ def test_own_feedback_is_the_slope_of_the_expected_gradient():
 
     answers = ((batch.x.sum(1) @ u).square()[:, None] * batch.y[:, None] * model.answers(batch.x).detach()).mean(0)
     assert (pull(1e-6) - pull(-1e-6)) / 2e-6 == pytest.approx(own_feedback(answers), rel=2e-3)
+
+
+def test_center_moments_are_the_drive_of_the_expected_gradient():
+    task, s = PatchTask(K=3, P=4, d=8, sigma_p=1e-9, seed=2), 0.01
+    batch, model = task.sample(300, 3, F64), PatchMoE(8, 3, 2, dtype=F64)
+    filters = torch.tensor([[[1.0, 0, 0], [0, -0.5, 0]], [[0, 0, 1], [0, 0, 0.5]], [[0, 1, 0], [1, 0, 0]]])
+    model.W.data = s * filters.double() @ task.v
+    g = s**3 * (filters.double() ** 3).sum(1) @ center_moments(batch, 3).T
+    found = -expected_gradients(batch, model)[0].T @ batch.c.T
+    torch.testing.assert_close(found, (g - g.mean(0)) / (2 * 3**2), rtol=1e-4, atol=0)

@@ -1,8 +1,21 @@
+from types import SimpleNamespace
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from moe_book.experiments.router_stage import _off, gap, off_start, watched
+from moe_book.experiments import load
+from moe_book.experiments.router_stage import (
+    _off,
+    gap,
+    gap_row,
+    off_start,
+    predicted_weights,
+    spread_on_centers,
+    watched,
+)
+from moe_book.experiments.stages import ERRORS, SCANS, outcome_errors, outcome_exponent
 from moe_theory.measure.inner import feature_ratios
 from moe_theory.measure.patch_layer import off_the_set, sampling_errors
 from moe_theory.models.moe import PatchMoE
@@ -26,6 +39,46 @@ def test_gap_by_hand():
     weights = torch.tensor([[3.0, 0], [1, 5], [2, 1]])
     assert gap(weights, torch.tensor([0, 0, 1])) == pytest.approx((0 - 1.5) / 2)
     assert gap(weights, torch.tensor([1, 1, 0])) == pytest.approx((0 + 1.5) / 2)
+
+
+def test_spread_by_hand():
+    weights = torch.tensor([[3.0, 0], [1, 5], [2, 1], [9, 4]])
+    assert spread_on_centers(weights, torch.tensor([0, 0, 1, 1])) == 3
+    assert spread_on_centers(weights, torch.tensor([1, 0, 1, 0])) == 8
+
+
+def test_predicted_weights_are_those_that_training_reaches():
+    key = dict(K=3, experts=3, sigma_0=0.01, eta=1e-3, steps=400, every=20, until=400, n=4_000, seed=3)
+    run = SimpleNamespace(**key, **gap_row(key))
+    reached = torch.tensor(run.weights[-1], dtype=torch.float64)
+    assert (predicted_weights(run) - reached).norm() < 0.05 * reached.norm()
+
+
+def test_exponents_of_known_powers():
+    power = dict(zip(ERRORS, (-1.0, -0.5, -0.25, 0.0, 0.5), strict=True))
+    sizes = {
+        name: (256, 512, 1024, 2048, 4096) if size == "n" else (16, 32, 64, 128, 256) for name, size in SCANS.items()
+    }
+    rows = [
+        {"scan": scan, "d": 64, "n": 64, SCANS[scan]: size, "seed": seed}
+        | {name: 10 * (size / sizes[scan][0]) ** a - 100 / 8000 for name, a in power.items()}
+        for scan in SCANS
+        for size in sizes[scan]
+        for seed in range(10)
+    ]
+    frame = pd.DataFrame(rows)
+    frame = frame.assign(to_own=100 - frame.past_own, to_master=100 - frame.past_master, used=1)
+    errors = outcome_errors(frame.drop(columns=["past_own", "past_master"]))
+    assert list(errors)[4:] == list(ERRORS)
+    for scan in SCANS:
+        for name, a in power.items():
+            assert outcome_exponent(errors, scan, name).slope == pytest.approx(a, abs=1e-9)
+            assert outcome_exponent(errors, scan, name, without=sizes[scan][1]).slope == pytest.approx(a, abs=1e-9)
+
+
+def test_shares_past_the_experts_are_what_is_left():
+    errors = outcome_errors(rows := load("outcome"))
+    assert (errors.past_own + rows.to_own == 100).all() and (errors.past_master + rows.to_master == 100).all()
 
 
 @pytest.mark.parametrize("reads", ["centers", "signals"])

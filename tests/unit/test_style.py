@@ -15,7 +15,6 @@ CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 TOO_LONG = set(
     [
         "04_exploration",
-        "05_router_centers",
         "07_load_normalization",
         "09_spurious_directions",
         "10_mixture_of_gaussians",

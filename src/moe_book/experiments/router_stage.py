@@ -15,6 +15,7 @@ from moe_theory.measure.inner import feature_ratios, inner_products, professions
 from moe_theory.measure.patch_layer import off_the_set
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import SETTINGS, PatchTask
+from moe_theory.theory.feedback import center_moments
 from moe_theory.training import train_patch_moe
 
 EVERY = 80  # steps between two records of a watched run
@@ -113,6 +114,33 @@ def gap_row(key: dict) -> dict:
         "weights": [rounded(history[i - 1]["weights"], 6) for i in at],
         "path": [rounded(torch.trapezoid(cubes[:i], steps[:i], dim=0), 6) for i in at],
     }
+
+
+def rate_integral(path: Float[Tensor, "M K"], moments: Float[Tensor, "K K"], eta: float) -> Float[Tensor, "M K"]:
+    """The router's weights on centers by Lemma E.17: the integral over steps of their rate, with `eta_r = M^2 eta`.
+
+    `eta_r / (2 M^2) sum_t (g_m - mean_m' g_m')`, where g has the filters as they were and the sample as it is.
+
+    Args:
+        path: the sum over steps of `sum_j <w_mj, v_k>^3`; moments: `center_moments` of the sample; eta: of the experts.
+    """
+    g = path @ moments.T
+    return eta / 2 * (g - g.mean(0))
+
+
+def predicted_weights(run) -> Float[Tensor, "M K"]:
+    """What `weights` of a stored run should be at step `until`, by `rate_integral` for the run's own sample.
+
+    Args:
+        run: a row of the experiments `router_gap` and `router_gap_at_T_2`, with its columns as attributes.
+    """
+    train = PatchTask(K=run.K, seed=run.seed, **SETTINGS["setting 3"]).coefficients(run.n, 2 * run.seed + 1)
+    return rate_integral(torch.tensor(run.path[-1], dtype=torch.float64), center_moments(train, run.K), run.eta)
+
+
+def spread_on_centers(weights: Float[Tensor, "M K"], k: Tensor) -> float:
+    """Of (M,) professions k: the largest difference of the weights on c_q of two experts of one M_q."""
+    return max(float(w.max() - w.min()) for w in (weights[k == q, q] for q in k.unique()))
 
 
 def gap_live(key: dict) -> dict:

@@ -4,11 +4,13 @@ The learning rates follow the theorem: eta = RATE sigma_0 and eta_r = M^2 eta. S
 setting 3, where alpha and gamma have one law, as the theory takes them.
 """
 
+import pandas as pd
 import torch
 
 from moe_book.experiments.catalogue import rounded
 from moe_theory.measure.inner import expert_errors, professions
 from moe_theory.measure.patch_layer import spread
+from moe_theory.measure.scaling import Exponent, fit_exponent
 from moe_theory.models.moe import PatchMoE
 from moe_theory.tasks.patches import NOISE, SETTINGS, PatchBatch, PatchTask
 from moe_theory.theory.exploration import growth_rates
@@ -120,6 +122,31 @@ def outcome_row(key: dict) -> dict:
     percent = {name: round(100 * value.double().mean().item(), 4) for name, value in share.items()}
     counts = {"empty": len(train.v) - len(k.unique()), "used": len(m.unique())}
     return percent | counts | {"entropy": round(history[-1]["dispatch_entropy"], 5)}
+
+
+#: The scans of `outcome`, each with the size that it varies, and the errors that Theorem 4.2 is about.
+SCANS = {"d, sigma_0 = d^-1/3": "d", "d, sigma_0 = 0.1": "d", "n": "n"}
+ERRORS = ("test_error", "train_error", "own_error", "past_own", "past_master")
+
+
+def outcome_errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """The five errors of rows of `outcome` in percent, `ERRORS`, with scan, sizes and seed.
+
+    `past_own` and `past_master` are the shares of test examples that are not sent to M_k, and not to a master of k.
+    """
+    rows = rows.assign(past_own=100 - rows.to_own, past_master=100 - rows.to_master)
+    return rows[["scan", "d", "n", "seed", *ERRORS]]
+
+
+def outcome_exponent(errors: pd.DataFrame, scan: str, name: str, *, without: int | None = None) -> Exponent:
+    """Fitted exponent of an error in the size of its scan, with half a test example added, since some errors are 0.
+
+    Args:
+        errors: of `outcome_errors`; scan: a key of `SCANS`; name: one of `ERRORS`; without: a size left out.
+    """
+    values = errors[errors.scan == scan].pivot(index=SCANS[scan], columns="seed", values=name)
+    values = values.drop(index=[] if without is None else [without])
+    return fit_exponent(values.index, values.to_numpy() + 100 / (2 * N_TEST))
 
 
 def beyond() -> list[dict]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.models.moe import PatchMoE
-from moe_theory.tasks.patches import PatchBatch
+from moe_theory.tasks.patches import Coefficients, PatchBatch
 from moe_theory.theory.smoothing import route_probabilities
 
 
@@ -46,3 +46,20 @@ def own_feedback(answers: Float[Tensor, " M"]) -> float:
     M, total, own = len(answers), float(answers.sum()), float(answers[0])
     c = first_order_share(M)
     return (c * (1 - 1 / M) * own + c / (M * (M - 1)) * (total - own) - total / M**3) / 2
+
+
+def center_moments(batch: Coefficients, K: int) -> Float[Tensor, "K K"]:
+    """The drive of Lemma E.17: entry (k, q) is the sample's mean of `1[cluster k] beta y f` for a cubic filter v_q.
+
+    Such a filter answers `y f = alpha^3` on its own cluster, and `y epsilon gamma^3` where v_q is feature noise. Near a
+    tie of M experts, at `l' = -1/2`, minus the router's gradient along c_k is `(g_m - mean_m' g_m') / (2 M^2)` with
+    `g_m` the sum over q of this entry and `sum_j <w_mj, v_q>^3`.
+
+    Args:
+        batch: the sample's coefficients; K: how many clusters it has.
+    """
+    own, noise = batch.beta * batch.alpha**3, batch.beta * batch.y * batch.epsilon * batch.gamma**3
+    moments = torch.zeros(K, K, dtype=torch.float64)
+    for q, part in ((batch.cluster, own), (batch.other, noise)):
+        moments.index_put_((batch.cluster, q), part.double(), accumulate=True)
+    return moments / len(batch)
