@@ -16,7 +16,6 @@ TOO_LONG = set(
     [
         "01_patch_task",
         "02_single_expert",
-        "04_exploration",
         "05_router_centers",
         "06_nonlinear_linear",
         "07_load_normalization",
