@@ -14,6 +14,7 @@ from moe_theory.theory.exploration import (
     coverage_probability,
     growth_rates,
     near_tie_bound,
+    near_tie_constant,
     near_tie_probability,
     race,
     race_in_steps,
@@ -33,12 +34,17 @@ def test_near_ties_against_sampling(N, G):
     assert np.mean(two[:, 0] >= (1 - G) * two[:, 1]) == pytest.approx(p, abs=4 * np.sqrt(p * (1 - p) / 1e5))
 
 
-@pytest.mark.parametrize("N", [3, 10, 100, 10_000])
+@pytest.mark.parametrize("N", [2, 3, 10, 100, 10_000])
 @pytest.mark.parametrize("G", [1e-5, 0.01, 0.2, 0.7])
-def test_near_ties_stay_below_the_bound_which_is_of_the_right_order(N, G):
-    assert near_tie_probability(N, G) <= near_tie_bound(N, G)
-    if N >= 100 and G <= 0.01:
-        assert near_tie_probability(N, G) > near_tie_bound(N, G) / 3  # a third of the constant would be wrong
+def test_near_ties_stay_below_the_bound_and_reach_it_for_small_gaps(N, G):
+    share = near_tie_probability(N, G) / near_tie_bound(N, G)
+    assert share <= 1 and (G > 1e-5 or share > 0.9995)
+
+
+def test_the_constant_of_near_ties_in_closed_form():
+    closed = {2: 1 / (2 * np.pi), 3: 3 / (4 * np.pi) * (1 + 3**-0.5), 4: 3 / (4 * np.pi) + 2 / (np.pi * 3**0.5)}
+    assert {N: near_tie_constant(N) for N in closed} == pytest.approx(closed, rel=1e-9)
+    assert all(near_tie_constant(N) < 2 * np.log(N) for N in (3, 5, 100, 10**6))
 
 
 def test_coverage_by_enumeration():
@@ -66,6 +72,21 @@ def test_runaway_bound_is_reached_by_small_steps_and_by_small_leads(G, jump):
     for x in x_0 * np.arange(1, 100 * (1 + jump) * (1 + 1 / G), jump):
         y += jump * x_0 * (y / x) ** 2
     assert 0.98 < y / runaway_bound(1.0, G, jump) <= 1
+
+
+@pytest.mark.parametrize("toward_zero", [0.0, 0.3, 1.2, np.pi / 2])
+def test_runaway_bound_holds_with_errors_and_is_reached_from_zero(toward_zero):
+    G, S, jump = 2.0, 0.5, 1e-3
+    y_0, error = np.cos(toward_zero), np.sin(toward_zero)
+    x, y, r = np.hypot(S * (1 + G), error), y_0, S * (1 + G)
+    for _ in range(200_000):
+        tau = jump * r / (x**2 - error**2)
+        x, y = x + jump * r, y + S * tau * (y**2 + error**2)
+    share = y / runaway_bound(y_0, G, jump, error)
+    assert 0.6 < share <= 1 and (toward_zero > 0 or share > 0.99)
+    assert runaway_bound(1.0, G, jump) == pytest.approx((1 + G + jump) / G, rel=1e-14)
+    near_zero = 1e-3  # S u / r -> 0: the follower's gain is then S error^2 / x_0
+    assert runaway_bound(0.0, 1 / near_zero - 1, 0.0, 1.0) == pytest.approx(near_zero, rel=2e-3)
 
 
 def test_moments_over_uniform_routing_by_all_routings():
@@ -176,10 +197,13 @@ def test_spread_compares_experts_of_one_profession_only():
     [
         (lambda: near_tie_probability(1, 0.1), "N"),
         (lambda: near_tie_probability(5, 1.0), "G"),
-        (lambda: near_tie_bound(2, 0.1), "N"),
+        (lambda: near_tie_bound(1, 0.1), "N"),
+        (lambda: near_tie_constant(1), "N"),
         (lambda: coverage_probability(0, 3), "K"),
         (lambda: runaway_bound(-1.0, 0.1), "y_0"),
         (lambda: runaway_bound(1.0, 0.1, -0.1), "jump"),
+        (lambda: runaway_bound(0.0, 0.1), "y_0"),
+        (lambda: runaway_bound(1.0, 0.1, 0.0, -1.0), "error"),
         (lambda: race(torch.tensor([-1.0]), torch.tensor([1.0]), 1.0), "x_0"),
         (lambda: race(torch.tensor([1.0]), torch.tensor([1.0]), 0.0), "path"),
         (lambda: race_in_steps(torch.ones(1, 1), torch.ones(1), 0.0, 3), "eta"),

@@ -39,9 +39,24 @@ def near_tie_probability(N: int, G: float) -> float:
     return N * (N - 1) * quad(integrand, 0, peak + 11, epsabs=0, epsrel=1e-10, limit=400, points=points)[0]
 
 
+def near_tie_constant(N: int) -> float:
+    """`s_N = N (N-1) int_0^inf b rho(b)^2 Phi(b)^(N-2) db`: the limit of `near_tie_probability(N, G) / G` as G -> 0.
+
+    For N >= 2. It grows like `2 log N`, and is below that from N = 3 on (chapter 04).
+    """
+    check.integer("N", N, 2)
+
+    def integrand(b):
+        return b * math.exp((N - 2) * log_ndtr(b) - b * b) / (2 * math.pi)
+
+    peak = math.sqrt(2 * math.log(N))
+    points = sorted({b for b in (1, 2, 4, peak - 2, peak - 1, peak, peak + 1) if b > 0})
+    return N * (N - 1) * quad(integrand, 0, peak + 11, epsabs=0, epsrel=1e-10, limit=400, points=points)[0]
+
+
 def near_tie_bound(N: int, G: float) -> float:
-    """`2 G log N / (1 - G)^2`: the bound of chapter 04 on `near_tie_probability`, for N >= 3."""
-    return 2 * _fraction("G", G) * math.log(check.integer("N", N, 3)) / (1 - G) ** 2
+    """`s_N G / (1 - G)^2`: the bound of chapter 04 on `near_tie_probability`, with the best constant at each N >= 2."""
+    return near_tie_constant(N) * _fraction("G", G) / (1 - G) ** 2
 
 
 def coverage_probability(K: int, experts: int) -> float:
@@ -55,16 +70,22 @@ def coverage_probability(K: int, experts: int) -> float:
     return float(((-1.0) ** j * comb(K, j, exact=False) * (1 - j / K) ** M).sum())
 
 
-def runaway_bound(y_0: float, G: float, jump: float = 0.0) -> float:
-    """The repaired Lemma F.2: `y_t <= y_0 (1 + G + jump) / G` for all t.
+def runaway_bound(y_0: float, G: float, jump: float = 0.0, error: float = 0.0) -> float:
+    """The repaired Lemma F.2, with errors: `y_t <= y_0 + u (1 + jump) / G` for all t, where `u = |(y_0, error)|`.
 
-    It holds for positive sequences with `x_{t+1} >= x_t + tau_t x_t^2`, `y_{t+1} <= y_t + S tau_t y_t^2`
-    and `x_0 >= S (1 + G) y_0`, if x never steps by more than `jump * x_0`; y_0 and G are > 0, the jump >= 0.
+    It holds for sequences with `x_{t+1} >= x_t + tau_t (x_t^2 - error^2)`, `y_{t+1} <= y_t + S tau_t (y_t^2 + error^2)`
+    and `r >= S (1 + G) u`, `r^2 = x_0^2 - error^2`, if x never steps by more than `jump * r`. Without an error this is
+    `y_0 (1 + G + jump) / G`.
+
+    Args:
+        y_0: start of the follower, >= 0, and > 0 if there is no error; G: lead, > 0.
+        jump: longest step of the leader, >= 0; error: root of the largest error of a square, >= 0.
     """
-    check.positive("y_0", y_0)
+    check.not_negative("error", error)
+    check.not_negative("y_0", y_0) if error else check.positive("y_0", y_0)
     check.positive("G", G)
     check.not_negative("jump", jump)
-    return y_0 * (1 + G + jump) / G
+    return y_0 + math.hypot(y_0, error) * (1 + jump) / G
 
 
 def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps: int = 4000) -> Float[Tensor, " N"]:
