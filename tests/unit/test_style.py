@@ -19,7 +19,6 @@ TOO_LONG = set(
         "04_exploration",
         "05_router_centers",
         "06_nonlinear_linear",
-        "07_load_normalization",
         "08_images_languages",
         "09_spurious_directions",
         "10_mixture_of_gaussians",
