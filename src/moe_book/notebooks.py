@@ -21,9 +21,14 @@ def page(notebook: Path) -> str:
 
 
 def label(name: str) -> str:
-    """What numbers on a page begin with: `3` in chapter 3, `A3` in its appendix, nothing in a page without a number."""
+    """What numbers on a page begin with: `3` in chapter 3, `A3` and `B3` in its appendix, nothing without a number."""
     number = name.split("/")[-1][:2]
-    return f"{'A' * name.startswith(f'{APPENDIX}/')}{int(number)}" if number.isdigit() else ""
+    if not number.isdigit():
+        return ""
+    if not name.startswith(f"{APPENDIX}/"):
+        return str(int(number))
+    pages = [page(path) for path in sorted((NOTEBOOKS / APPENDIX).glob(f"{number}_*.ipynb"))]
+    return f"{'ABCDEFG'[pages.index(name) if name in pages else 0]}{int(number)}"
 
 
 def chapter(name: str) -> int:

@@ -13,6 +13,7 @@ from moe_theory.training.algorithm1 import step
 from moe_theory.training.engine import gradient_norm, gradients, output_signs
 from moe_theory.training.grouped import Experts, dispatch
 from moe_theory.training.parts import take_apart
+from moe_theory.training.plain import whole_loss
 from moe_theory.training.variants import VARIANTS
 
 F64 = torch.float64
@@ -49,7 +50,7 @@ def test_a_step_equals_the_readable_algorithm(activation, P):
     assert (W - model.W.data).abs().max() <= 1e-12
 
 
-def plain_loss(batch, theta, W, noise, activation, variant, balance):
+def plain_loss(batch, theta, W, noise, variant, activation, balance):
     """The loss as people write it: every patch through every expert, a one-hot choice, autograd."""
     sigma, released = ACTIVATIONS[activation].value, variant.startswith("released")
     x = 10 * batch.x if released else batch.x
@@ -68,13 +69,31 @@ def plain_loss(batch, theta, W, noise, activation, variant, balance):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("activation", ["cubic", "gelu"])
+@pytest.mark.parametrize("balance", [0.0, 0.3])
+def test_the_whole_loss_is_the_plain_one(variant, activation, balance):
+    batch, theta, W, noise, _, _ = drawn(5, activation, variant, seed=2)
+    how = dict(variant=variant, activation=activation, balance=balance)
+    ours, plain = whole_loss(batch, theta, W / 3, noise, **how), plain_loss(batch, theta, W / 3, noise, *how.values())
+    other = whole_loss(batch, theta, W / 3, 1 - noise, **how)
+    assert abs(float(ours - plain)) <= 1e-12 * abs(float(plain)) and abs(float(ours - other)) > 1e-6
+
+
+@pytest.mark.parametrize(("name", "value"), [("variant", "printed"), ("activation", "quintic")])
+def test_the_whole_loss_refuses_other_names(name, value):
+    batch, theta, W, noise, _, _ = drawn(5, "cubic", "as written")
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        whole_loss(batch, theta, W, noise, **{name: value})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("activation", ["cubic", "linear", "gelu"])
 @pytest.mark.parametrize("balance", [0.0, 0.3])
 def test_gradients_equal_automatic_differentiation_of_the_plain_loss(variant, activation, balance):
     batch, theta, W, noise, experts, how = drawn(5, activation, variant, seed=1)
     theta.div_(3).requires_grad_()
     W.div_(3).requires_grad_()
-    loss = plain_loss(batch, theta, W, noise, activation, variant, balance)
+    loss = plain_loss(batch, theta, W, noise, variant, activation, balance)
     automatic = torch.autograd.grad(loss, (theta, W))
     with torch.no_grad():
         _, *closed = gradients(experts, theta, W, noise, how, balance)

@@ -18,8 +18,8 @@ def test_chapters_come_first_then_appendix_pages(tmp_path):
 
 
 def test_numbers_of_a_page():
-    names = [CHAPTER, APPENDIX, "speed", "book/index"]
-    assert [notebooks.label(name) for name in names] == ["3", "A3", "", ""]
+    names = [CHAPTER, APPENDIX, "speed", "book/index", "appendix/07_details", "appendix/07_take_off"]
+    assert [notebooks.label(name) for name in names] == ["3", "A3", "", "", "A7", "B7"]
     assert notebooks.chapter(CHAPTER) == notebooks.chapter(APPENDIX) == 3
 
 

@@ -14,7 +14,6 @@ CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 #: Chapters that are longer than the budget. The list may only get shorter.
 TOO_LONG = set(
     [
-        "07_load_normalization",
         "09_spurious_directions",
         "10_mixture_of_gaussians",
         "12_beyond_gaussians",

@@ -19,7 +19,7 @@ from moe_theory.models.experts import ACTIVATIONS, Activation
 from moe_theory.models.rules import top1_noisy
 from moe_theory.tasks.patches import PatchBatch
 from moe_theory.training.minibatch import balancing_loss
-from moe_theory.training.variants import logistic_loss
+from moe_theory.training.variants import VARIANTS, logistic_loss
 
 Elementwise = Callable[[Tensor], Tensor]
 Noise = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -100,6 +100,44 @@ class Layer:
             "dispatch_entropy": dispatch_entropy(batch.cluster, m),
             "dispatch": dispatch_counts(batch.cluster, m, len(W)),
         }
+
+
+def whole_loss(
+    batch: PatchBatch,
+    theta: Float[Tensor, "d M"],
+    W: Float[Tensor, "M J D"],
+    noise: Float[Tensor, "M n"],
+    *,
+    variant: str = "as written",
+    activation: str = "cubic",
+    balance: float = 0.0,
+) -> Float[Tensor, ""]:
+    """The loss (3.3) of a variant and `balance` times its load-balancing loss, for automatic differentiation.
+
+    Every patch goes through every expert, and the choice is a one-hot factor.
+
+    Args:
+        batch, theta, W: data, router and experts, all of one dtype; in the released variants D is d + 1, for biases.
+        noise: routing noise, added to the logits before the choice.
+        variant: a key of `moe_theory.training.variants.VARIANTS`.
+        activation: a key of `moe_theory.models.experts.ACTIVATIONS`.
+        balance: coefficient of the load-balancing loss.
+
+    Raises:
+        ValueError: for another variant or activation.
+    """
+    how, sigma = VARIANTS[check.choice("variant", variant, VARIANTS)], _named(activation).value
+    x, (M, J, _) = how.input_scale * batch.x, W.shape
+    h = x.sum(1) @ theta
+    noisy = h + noise.T
+    chosen = torch.nn.functional.one_hot(noisy.argmax(1), M).to(x)
+    rho = chosen.mean(0) - how.centered / M
+    gate = noisy if how.raw_gate else h.softmax(1)
+    weights, bias = (W[..., :-1], W[:, None, :, -1]) if how.biases else (W, 0.0)
+    f = sigma(torch.einsum("npd,mjd->nmpj", x, weights) + bias).sum(2)
+    f = f[..., J // 2 :].sum(2) - f[..., : J // 2].sum(2) if how.biases else f.sum(2)
+    loss = how.loss(batch.y * (gate * f * chosen).sum(1)).mean()
+    return loss + balance * M * (rho * gate.mean(0)).sum()
 
 
 def _given(name: str, part: Callable[..., Tensor], inputs: tuple[Tensor, ...], *sizes: int) -> Tensor:
