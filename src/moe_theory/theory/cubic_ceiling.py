@@ -285,7 +285,7 @@ def polynomial_cnn(expert: PolynomialExpert, task: PatchTask) -> PatchCNN:
     """The same expert as a cubic patch CNN: three filters for each signal, with biases 0, 1 and -1, and one constant.
 
     `a s^3 + Q s^2 + L s = (a - L/3) s^3 + (L + Q)/6 (s + 1)^3 + (L - Q)/6 (s - 1)^3 - Q/3`. A filter of weight 0
-    makes up for the constants of the P patches. Output weights are put inside the cube, so that only their signs are left.
+    makes up for the constants of the P patches. Output weights go into the cube, so that only their signs are left.
     """
     directions, P = torch.cat([task.v, task.c]).double(), task.P
     filters, shift = [], 0.0

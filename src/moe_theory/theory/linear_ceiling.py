@@ -21,7 +21,6 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize
 
 from moe_theory import _validate as check
-from moe_theory.streams import stream
 
 CORNERS = np.array([*itertools.product((0.0, 1.0), repeat=3)])  # of the cube of alpha, gamma, beta, minus 1
 PARITY = np.where(CORNERS.sum(1) % 2 == 0, 1.0, -1.0)
@@ -104,7 +103,7 @@ def exact_linear_error(w: Sequence[Fraction], b: Sequence[Fraction], b_0: Fracti
 
 def linear_error(
     w: Float[np.ndarray, " K"], b: Float[np.ndarray, " K"], b_0: float
-) -> tuple[float, Float[np.ndarray, " 2K+1"]]:
+) -> tuple[float, Float[np.ndarray, " parameters"]]:
     """The same error in float64 and its derivatives by w, b and b_0; no entry of w and b is 0."""
     K = len(w)
     k, other = np.array([*itertools.permutations(range(K), 2)]).T
@@ -120,9 +119,8 @@ def linear_error(
     return float(cut.share.sum()) / (4 * len(k)), gradient / (4 * len(k))
 
 
-def least_linear_error(K: int, starts: int = 24, seed: int = 0) -> float:
+def least_linear_error(K: int, draw: np.random.Generator, starts: int = 24) -> float:
     """The least error that BFGS finds from random starts: no bound, a number to compare bounds with."""
-    draw = stream(seed, "linear ceiling", K)
 
     def error(x: np.ndarray) -> tuple[float, np.ndarray]:
         sign = np.where(x[:K] < 0, -1.0, 1.0)
@@ -291,7 +289,7 @@ class Bounds(NamedTuple):
 
     monotone: Float[np.ndarray, "m K"]
     value: Float[np.ndarray, " m"]
-    slopes: Float[np.ndarray, "m K+1"]
+    slopes: Float[np.ndarray, "m parameters"]
     loss: Float[np.ndarray, " m"]
 
 
@@ -337,7 +335,7 @@ def bounds(boxes: Boxes) -> Bounds:
     return Bounds(monotone, cut.share.sum((1, 2)) / 4, slopes, loss.sum((1, 2)) / 4 + by_end)
 
 
-def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.ndarray, "m K-1 4 4"]:
+def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.ndarray, "m others 4 4"]:
     """Coefficients of `y F` at the centre or, with half widths, at the corner where it is largest for all strengths."""
     y, s = SIGNS.T
     shape = (*other.shape, 4)
@@ -350,7 +348,9 @@ def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.nda
     return np.stack([np.broadcast_to(v, shape) for v in c], -1)
 
 
-def _meets(values: Float[np.ndarray, "m K-1 4 4"], D: Float[np.ndarray, "m K-1 1"]) -> Bool[np.ndarray, "m K-1 4"]:
+def _meets(
+    values: Float[np.ndarray, "m others 4 corners"], D: Float[np.ndarray, "m others 1"]
+) -> Bool[np.ndarray, "m others 4"]:
     """Whether the form can vanish on a face, its corners given, if it moves by at most D."""
     return (values.min(-1) < D) & (values.max(-1) > -D)
 
