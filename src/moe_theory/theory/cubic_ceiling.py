@@ -65,7 +65,7 @@ class PolynomialExpert:
     constant: Fraction
 
 
-def polynomial_range(coefficients: Sequence[Fraction], low: Fraction, high: Fraction, parts: int = 32) -> Interval:
+def polynomial_range(coefficients: Sequence[Fraction], low: Fraction, high: Fraction, *, parts: int = 32) -> Interval:
     """Two numbers that enclose `sum_d c_d s^d`, d = 0, 1, ..., on [low, high], by Bernstein coefficients; exact."""
     n, width = len(coefficients) - 1, Fraction(high - low) / parts
     found = []
@@ -111,6 +111,7 @@ def exact_accuracy(
 def conditions(
     K: int,
     pattern: Sequence[int],
+    *,
     kind: str = "cubic",
     alpha: Interval = TABLE_7,
     beta: Interval = TABLE_7,
@@ -206,7 +207,7 @@ def polynomial_expert(K: int, alpha: Interval = TABLE_7, beta: Interval = TABLE_
 
     Every margin is at least about 1000 and the answers are as small as that allows. RuntimeError where there is none.
     """
-    rows = [*conditions(K, [0] * comb(K, 2), "cubic", alpha, beta, FINE)]
+    rows = [*conditions(K, [0] * comb(K, 2), alpha=alpha, beta=beta, nodes=FINE)]
     largest = {("most", k, sign): 1.0 for k in range(K) for sign in (1, -1)}
     unknowns, found = _solved(rows, largest, slack=(-1, -1))
     value = {v: Fraction(round(1000 * float(x))) for v, x in zip(unknowns, found.x, strict=True)}
