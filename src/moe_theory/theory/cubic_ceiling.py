@@ -80,21 +80,21 @@ def polynomial_range(coefficients: Sequence[Fraction], low: Fraction, high: Frac
 
 
 def exact_accuracy(
-    expert: PolynomialExpert, alpha: Interval = TABLE_7, beta: Interval = TABLE_7
+    polynomials: PolynomialExpert, alpha: Interval = TABLE_7, beta: Interval = TABLE_7
 ) -> tuple[Fraction, Fraction]:
     """Accuracy without noise patches, and the least |F| over the largest; alpha and gamma share an interval.
 
     Each of the configurations (k, k', y, epsilon) must be right, or wrong, at all strengths; RuntimeError if the
     enclosures do not show which.
     """
-    K, right, sizes = len(expert.signal), 0, []
+    K, right, sizes = len(polynomials.signal), 0, []
     zero = Fraction(0)
     answers = {
         (k, y): polynomial_range([zero, *(y ** (d + 1) * c for d, c in enumerate(row))], *alpha)
-        for k, row in enumerate(expert.signal)
+        for k, row in enumerate(polynomials.signal)
         for y in (1, -1)
     }
-    centers = [polynomial_range([expert.constant, *row], *beta) for row in expert.center]
+    centers = [polynomial_range([polynomials.constant, *row], *beta) for row in polynomials.center]
     for (k, other), y, epsilon in itertools.product(itertools.permutations(range(K), 2), (1, -1), (1, -1)):
         parts = answers[k, y], answers[other, epsilon], centers[k]
         low, high = (sum(part[i] for part in parts) for i in (0, 1))
@@ -282,7 +282,7 @@ def _without_one(K: int) -> list[tuple[int, ...]]:
     return [tuple(k for k in range(K) if k != out) for out in range(K)]
 
 
-def polynomial_cnn(expert: PolynomialExpert, task: PatchTask) -> PatchCNN:
+def polynomial_cnn(polynomials: PolynomialExpert, task: PatchTask) -> PatchCNN:
     """The same expert as a cubic patch CNN: three filters for each signal, with biases 0, 1 and -1, and one constant.
 
     `a s^3 + Q s^2 + L s = (a - L/3) s^3 + (L + Q)/6 (s + 1)^3 + (L - Q)/6 (s - 1)^3 - Q/3`. A filter of weight 0
@@ -290,10 +290,10 @@ def polynomial_cnn(expert: PolynomialExpert, task: PatchTask) -> PatchCNN:
     """
     directions, P = torch.cat([task.v, task.c]).double(), task.P
     filters, shift = [], 0.0
-    for u, (L, Q, a) in zip(directions, expert.signal + expert.center, strict=True):
+    for u, (L, Q, a) in zip(directions, polynomials.signal + polynomials.center, strict=True):
         filters += [(u, 0.0, a - L / 3), (u, 1.0, (L + Q) / 6), (u, -1.0, (L - Q) / 6)]
         shift += float(Q / 3)
-    filters.append((0 * directions[0], 1.0, float(expert.constant) / P - shift))
+    filters.append((0 * directions[0], 1.0, float(polynomials.constant) / P - shift))
     filters = sorted(filters, key=lambda one: one[2] < 0)
     out = torch.tensor([float(a) for _, _, a in filters], dtype=torch.float64)
     root = out.abs() ** (1 / 3)

@@ -145,12 +145,13 @@ def explicit_expert(K: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
 # --- two clusters: a convex problem -----------------------------------------------------------------------------
 
 
-def corner_cuts(x: Fraction, p: Fraction, d: Fraction, b_0: Fraction) -> tuple[list, list]:
-    """The four heights of the optimum for two clusters, over their product of coefficients, and their slopes.
+def corner_cuts(theta: Sequence[Fraction]) -> tuple[list, list]:
+    """The heights of the four corners that an expert cuts off, by theta = (x, p, d, b_0), and their slopes.
 
     The expert has weights x and 1, `B_light = d beta + b_0` and `B_heavy = b_0 - p beta`. Each height h is linear in
     (x, p, d, b_0), its slopes are the second list; the error is `1/8 + sum h^3 / (48 x e)` with e = p, p, d, d.
     """
+    x, p, d, b_0 = theta
     heights = [
         (2 * p - b_0 - 1 + 2 * x, (2, 2, 0, -1)),
         (b_0 - p - 1 + 2 * x, (2, -1, 0, 1)),
@@ -162,8 +163,8 @@ def corner_cuts(x: Fraction, p: Fraction, d: Fraction, b_0: Fraction) -> tuple[l
 
 def two_cluster_error(theta: Sequence[Fraction]) -> tuple[Fraction, list[Fraction], list[list[Fraction]]]:
     """`1/8 + sum h^3 / (48 x e)` at theta = (x, p, d, b_0), with gradient and Hessian, exact for Fractions."""
-    x, p, d, b_0 = theta
-    heights, slopes = corner_cuts(x, p, d, b_0)
+    x, p, d, _ = theta
+    heights, slopes = corner_cuts(theta)
     value, gradient, hessian = Fraction(1, 8), [Fraction(0)] * 4, [[Fraction(0)] * 4 for _ in range(4)]
     for h, slope, (e, place) in zip(heights, slopes, [(p, 1), (p, 1), (d, 2), (d, 2)], strict=True):
         term = h**3 / (48 * x * e)
