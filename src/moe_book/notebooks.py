@@ -20,15 +20,19 @@ def page(notebook: Path) -> str:
     return f"{APPENDIX}/{notebook.stem}" if notebook.parent.name == APPENDIX else notebook.stem
 
 
-def label(name: str) -> str:
-    """What numbers on a page begin with: `3` in chapter 3, `A3` and `B3` in its appendix, nothing without a number."""
-    number = name.split("/")[-1][:2]
+def label(name: str, folder: Path = NOTEBOOKS) -> str:
+    """What numbers on a page begin with: `3` in chapter 3, `A3` in its appendix, nothing in a page without a number.
+
+    Of several appendix pages of a chapter the second by name has `B3`, the third `C3`.
+    """
+    stem = name.split("/")[-1]
+    number = stem[:2]
     if not number.isdigit():
         return ""
     if not name.startswith(f"{APPENDIX}/"):
-        return str(int(number))
-    pages = [page(path) for path in sorted((NOTEBOOKS / APPENDIX).glob(f"{number}_*.ipynb"))]
-    return f"{'ABCDEFG'[pages.index(name) if name in pages else 0]}{int(number)}"
+        return f"{int(number)}"
+    pages = sorted(path.stem for path in (folder / APPENDIX).glob(f"{number}_*.ipynb"))
+    return f"{chr(ord('A') + (pages.index(stem) if stem in pages else 0))}{int(number)}"
 
 
 def chapter(name: str) -> int:

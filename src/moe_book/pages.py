@@ -181,7 +181,8 @@ def _paper(key: str) -> str:
 
 def _chapter(row: dict) -> str:
     """Link from a page under book/ to the box in the chapter, or its appendix, that settled the claim."""
-    name = f"{'appendix A' if '/' in row.get('notebook', '') else 'chapter '}{int(row['chapter'])}"
+    page = row.get("notebook", "")
+    name = f"appendix {notebooks.label(page)}" if "/" in page else f"chapter {int(row['chapter'])}"
     return f'<a href="{_address(row)}">{name}</a>' if "notebook" in row else name
 
 

@@ -17,9 +17,14 @@ def test_chapters_come_first_then_appendix_pages(tmp_path):
     assert notebooks.notebooks(tmp_path / "none") == []
 
 
-def test_numbers_of_a_page():
-    names = [CHAPTER, APPENDIX, "speed", "book/index", "appendix/07_details", "appendix/07_take_off"]
-    assert [notebooks.label(name) for name in names] == ["3", "A3", "", "", "A7", "B7"]
+def test_numbers_of_a_page(tmp_path):
+    names = [CHAPTER, APPENDIX, "speed", "book/index"]
+    assert [notebooks.label(name) for name in names] == ["3", "A3", "", ""]
+    (tmp_path / "appendix").mkdir()
+    for name in ("03_details", "03_more", "13_other"):
+        (tmp_path / "appendix" / f"{name}.ipynb").touch()
+    both = [notebooks.label(f"appendix/{name}", tmp_path) for name in ("03_details", "03_more", "13_other")]
+    assert both == ["A3", "B3", "A13"]
     assert notebooks.chapter(CHAPTER) == notebooks.chapter(APPENDIX) == 3
 
 

@@ -72,13 +72,13 @@ def test_a_settled_theorem_names_a_box_of_its_chapter(claim):
 
 
 def test_links_lead_to_the_box_from_every_page():
-    box = BOXES["thm-tv-uniform"]
-    name = f'<a class="claim-box" href="{{}}#thm-tv-uniform">{box.name}</a>'
+    box = BOXES["thm-tv"]
+    name = f'<a class="claim-box" href="{{}}#thm-tv">{box.name}</a>'
     away, near = name.format("../notebooks/03_smooth_routing.html"), name.format("")
-    assert pages.derived("book-tv-uniform", BOXES) == [f"Proved in: {away}"]
-    assert pages.derived("book-tv-uniform", BOXES, "03_smooth_routing") == [f"Proved in: {near}"]
+    assert pages.derived("book-smooth-tv", BOXES) == [f"Proved in: {away}"]
+    assert pages.derived("book-smooth-tv", BOXES, "03_smooth_routing") == [f"Proved in: {near}"]
     deeper = name.format("../../notebooks/03_smooth_routing.html")
-    assert pages.derived("book-tv-uniform", BOXES, "appendix/03_details") == [f"Proved in: {deeper}"]
+    assert pages.derived("book-smooth-tv", BOXES, "appendix/03_details") == [f"Proved in: {deeper}"]
 
 
 def test_what_is_only_stated_or_proved_in_part_is_not_called_proved():
