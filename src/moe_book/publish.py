@@ -69,7 +69,7 @@ DOCUMENT = re.compile(r"(?:\.\./)*(?:notebooks/|book/)?(?:appendix/)?(\w+)\.(?:i
 TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
 #: The others are notebooks.
-PAGES = ("index", "notation", "running", "api", "your_own", "ledger", "map", "errata", "references")
+PAGES = ("index", "notation", "running", "verdicts", "api", "your_own", "ledger", "map", "errata", "references")
 QUOTED = ("note", "tip", "important", "exercise", "admonition")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
