@@ -62,7 +62,7 @@ def test_runaway_bound_holds_in_random_races():
     for _ in range(2000):
         tau = rng.random(2000) ** fullness * jump * x_0 / x**2
         x, y = x + tau * x**2, y + S * tau * y**2
-    filled = [follower / runaway_bound(1.0, *of) for follower, *of in zip(y, G, jump, strict=True)]
+    filled = [end / runaway_bound(1.0, g, jump=far) for end, g, far in zip(y, G, jump, strict=True)]
     assert 0.97 < max(filled) <= 1
 
 
@@ -71,7 +71,7 @@ def test_runaway_bound_is_reached_by_small_steps_and_by_small_leads(G, jump):
     y, x_0 = 1.0, 1 + G
     for x in x_0 * np.arange(1, 100 * (1 + jump) * (1 + 1 / G), jump):
         y += jump * x_0 * (y / x) ** 2
-    assert 0.98 < y / runaway_bound(1.0, G, jump) <= 1
+    assert 0.98 < y / runaway_bound(1.0, G, jump=jump) <= 1
 
 
 @pytest.mark.parametrize("toward_zero", [0.0, 0.3, 1.2, np.pi / 2])
@@ -82,11 +82,11 @@ def test_runaway_bound_holds_with_errors_and_is_reached_from_zero(toward_zero):
     for _ in range(200_000):
         tau = jump * r / (x**2 - error**2)
         x, y = x + jump * r, y + S * tau * (y**2 + error**2)
-    share = y / runaway_bound(y_0, G, jump, error)
+    share = y / runaway_bound(y_0, G, jump=jump, error=error)
     assert 0.6 < share <= 1 and (toward_zero > 0 or share > 0.99)
-    assert runaway_bound(1.0, G, jump) == pytest.approx((1 + G + jump) / G, rel=1e-14)
+    assert runaway_bound(1.0, G, jump=jump) == pytest.approx((1 + G + jump) / G, rel=1e-14)
     near_zero = 1e-3  # S u / r -> 0: the follower's gain is then S error^2 / x_0
-    assert runaway_bound(0.0, 1 / near_zero - 1, 0.0, 1.0) == pytest.approx(near_zero, rel=2e-3)
+    assert runaway_bound(0.0, 1 / near_zero - 1, error=1.0) == pytest.approx(near_zero, rel=2e-3)
 
 
 def test_moments_over_uniform_routing_by_all_routings():
@@ -201,9 +201,9 @@ def test_spread_compares_experts_of_one_profession_only():
         (lambda: near_tie_constant(1), "N"),
         (lambda: coverage_probability(0, 3), "K"),
         (lambda: runaway_bound(-1.0, 0.1), "y_0"),
-        (lambda: runaway_bound(1.0, 0.1, -0.1), "jump"),
+        (lambda: runaway_bound(1.0, 0.1, jump=-0.1), "jump"),
         (lambda: runaway_bound(0.0, 0.1), "y_0"),
-        (lambda: runaway_bound(1.0, 0.1, 0.0, -1.0), "error"),
+        (lambda: runaway_bound(1.0, 0.1, error=-1.0), "error"),
         (lambda: race(torch.tensor([-1.0]), torch.tensor([1.0]), 1.0), "x_0"),
         (lambda: race(torch.tensor([1.0]), torch.tensor([1.0]), 0.0), "path"),
         (lambda: race_in_steps(torch.ones(1, 1), torch.ones(1), 0.0, 3), "eta"),

@@ -70,7 +70,7 @@ def coverage_probability(K: int, experts: int) -> float:
     return float(((-1.0) ** j * comb(K, j, exact=False) * (1 - j / K) ** M).sum())
 
 
-def runaway_bound(y_0: float, G: float, jump: float = 0.0, error: float = 0.0) -> float:
+def runaway_bound(y_0: float, G: float, *, jump: float = 0.0, error: float = 0.0) -> float:
     """The repaired Lemma F.2, with errors: `y_t <= y_0 + u (1 + jump) / G` for all t, where `u = |(y_0, error)|`.
 
     It holds for sequences with `x_{t+1} >= x_t + tau_t (x_t^2 - error^2)`, `y_{t+1} <= y_t + S tau_t (y_t^2 + error^2)`
