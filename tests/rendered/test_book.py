@@ -125,7 +125,12 @@ def test_a_window_that_changes_marks_only_what_scrolls(browser):
 
 
 def has_boxes_cards_and_exercises(tab):
-    for selector in (".proof.theorem, .proof.definition, .proof.proposition", ".claim-card", ".exercise", ".solution"):
+    for selector in (
+        ".proof.theorem, .proof.definition, .proof.proposition, .proof.observation",
+        ".claim-card",
+        ".exercise",
+        ".solution",
+    ):
         assert tab.locator(selector).count() > 0, selector
 
 

@@ -37,7 +37,7 @@ def test_no_myst_is_left(path, refs):
     if path.name[0].isdigit() and path.parent.name != "appendix":
         source = "\n".join(c.source for c in before.cells)
         assert re.search(r"\\tag\{\d+[.]1\}", text) or not re.search(r"\$\$ \(eq-", source)
-        kinds = ("Theorem", "Definition", "Proposition")
+        kinds = ("Theorem", "Definition", "Proposition", "Observation")
         assert any(f"</a>**{kind}" in text for kind in kinds) or ":::{prf:" not in source
         assert "<details><summary>Solution of Exercise" in text
 
