@@ -17,7 +17,7 @@ from moe_book.notebooks import APPENDIX, label, notebooks
 FOLDERS = ("book", "notebooks", APPENDIX)
 PAGES = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if p.parent.name in FOLDERS)
 CHAPTERS = [p for p in PAGES if p.startswith("notebooks/")]  # and their appendix pages
-LABELS = {p: label(p.removeprefix("notebooks/")) for p in CHAPTERS}
+LABELS = {p: label(p.removeprefix("notebooks/").removesuffix(".html")) for p in CHAPTERS}
 NUMBERED = [p for p in CHAPTERS if LABELS[p]]  # the others settle no claim
 
 RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process, table.book-table :is(th, td)')]
