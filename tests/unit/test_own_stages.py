@@ -1,5 +1,7 @@
 """Theorem 4.2 in its proof's order of stages: examples by their products, starts, and the race to large d."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scipy.stats import kstest
@@ -26,6 +28,34 @@ def test_blocks_are_examples_of_the_task():
     assert len(batch) == own_stages.BLOCK + 7
     assert torch.equal(batch.x[: own_stages.BLOCK], first.x)
     assert torch.equal(batch.x[own_stages.BLOCK :], TASK.sample(7, 5001).x)
+
+
+def test_training_coefficients_are_those_of_the_training_examples():
+    run = SimpleNamespace(d=32, n=own_stages.BLOCK + 7, seed=3)
+    told, made = own_stages.training_coefficients(run), own_stages.sampled(TASK, run.n, 7)
+    assert all(torch.equal(getattr(told, name).to(getattr(made, name)), getattr(made, name)) for name in told.__dict__)
+
+
+def test_the_raced_error_is_that_of_a_layer_whose_signals_raced():
+    run = SimpleNamespace(d=32, n=500, seed=3, start=1, profession=[0, 1])
+    sigma_0, eta, _, T_2 = own_stages.stages(run.d)
+    layer, rates = PatchMoE(32, 2, own_stages.FILTERS, sigma_0=sigma_0, seed=1, dtype=torch.float64), []
+    batch = own_stages.sampled(TASK, 500, 7)
+    for k in (0, 1):
+        own, other = batch.cluster == k, batch.other == k
+        second = (batch.y * batch.epsilon * batch.gamma**3)[other].sum()
+        rates.append(float((batch.alpha[own] ** 3).sum() + second) / 500)
+    for expert in layer.W.data:
+        x = expert @ TASK.v.T
+        expert -= x @ TASK.v
+        for _ in range(T_2):
+            rise = torch.tensor(rates) * x.clone() ** 2
+            x = x + eta * rise / rise.norm()
+        expert += x @ TASK.v
+    drawn = TASK.sample(40_000, 9, torch.float64)
+    wrong = drawn.y[:, None] * layer.answers(drawn.x) <= 0
+    expected = 50 * sum(float(wrong[drawn.cluster == k, k].double().mean()) for k in (0, 1))
+    assert own_error.raced_error(run) == pytest.approx(expected, abs=1.0)
 
 
 def test_answers_and_logits_from_products_are_the_layers():

@@ -11,13 +11,14 @@ from scipy.stats import norm
 from torch import Tensor
 
 from moe_book.experiments.catalogue import rounded
-from moe_book.experiments.own_stages import FILTERS, stages
+from moe_book.experiments.own_stages import FILTERS, M, drawn_products, own_error, stages, training_coefficients
 from moe_book.experiments.stages import SEEDS
+from moe_theory.models.moe import PatchMoE
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.patches import SETTINGS
-from moe_theory.theory.exploration import race_in_steps
+from moe_theory.tasks.patches import SETTINGS, PatchTask
+from moe_theory.theory.exploration import growth_rates, race_in_steps, race_of_layer
 
-STARTS, DRAWS = 400, 20_000
+STARTS, DRAWS, RUN_DRAWS = 400, 20_000, 2**15
 DIMENSIONS = tuple(2**p for p in range(10, 34, 2))
 SMOKE = dict(d=64)
 LAWS = SETTINGS["setting 3"]
@@ -61,6 +62,21 @@ def errors(own: Tensor, other: Tensor, center: Tensor, sigma_0: float, rng: torc
         noise += (sigma_0 * torch.randn(noise.shape, generator=rng, dtype=own.dtype)) ** 3
     rest = strengths("beta") ** 3 * center[:, None] + sign() * strengths("gamma") ** 3 * other[:, None] + noise
     return (strengths("alpha") ** 3 * own[:, None] + sign() * rest <= 0).double().mean(1)
+
+
+def raced_error(run) -> float:
+    """Percent that experts of a stored run of `own_stages` should err on their clusters, by the race from its start.
+
+    The race has the growth rates of the run's sample and moves the filters along the label signals only.
+    """
+    sigma_0, eta, _, T_2 = stages(run.d)
+    task = PatchTask(K=2, d=run.d, seed=run.seed, **LAWS)
+    layer = PatchMoE(run.d, M, FILTERS, sigma_0=sigma_0, seed=run.start, dtype=torch.float64)
+    raced, _ = race_of_layer(layer, task.v, growth_rates(training_coefficients(run)), eta, T_2)
+    W = layer.W.data + (raced - layer.W.data @ task.v.T) @ task.v
+    y, cluster, z = drawn_products(task, W.flatten(0, 1), RUN_DRAWS, 1000 * (2 * run.seed + 2) + 1)
+    f = (z**3).unflatten(2, (M, FILTERS)).sum((1, 3))
+    return own_error(f, y, cluster, torch.tensor(run.profession))
 
 
 def row(key: dict) -> dict:

@@ -4,6 +4,8 @@
 below d^(-1/3), so it needs d > M^12, which is 4,096 for two experts. Cluster, strengths and rates are as in `stages`.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,7 +15,7 @@ from moe_book.experiments.stages import RATE, SEEDS
 from moe_theory.measure.inner import professions
 from moe_theory.models.moe import PatchMoE
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.patches import CENTER, NOISE, SETTINGS, PatchBatch, PatchTask
+from moe_theory.tasks.patches import CENTER, NOISE, SETTINGS, Coefficients, PatchBatch, PatchTask
 from moe_theory.theory.smoothing import route_probabilities
 from moe_theory.training import train_patch_moe
 
@@ -34,12 +36,22 @@ def stages(d: int) -> tuple[float, float, int, int]:
     return sigma_0, eta, int(sigma_0**0.5 / eta), int(1 / (eta * M**2))
 
 
-def sampled(task: PatchTask, n: int, seed: int) -> PatchBatch:
-    """n examples, drawn in blocks so that no more than one is held twice."""
+def joined(draw: Callable[[int, int], Coefficients], n: int, seed: int) -> dict[str, Tensor]:
+    """The fields of n examples, drawn in blocks so that no more than one is held twice."""
     sizes = [min(BLOCK, n - start) for start in range(0, n, BLOCK)]
-    blocks = [task.sample(size, 1000 * seed + b) for b, size in enumerate(sizes)]
-    fields = {name: torch.cat([getattr(b, name) for b in blocks]) for name in blocks[0].__dict__ if name not in "vc"}
-    return PatchBatch(**fields, v=blocks[0].v, c=blocks[0].c)
+    blocks = [draw(size, 1000 * seed + b) for b, size in enumerate(sizes)]
+    return {name: torch.cat([getattr(b, name) for b in blocks]) for name in blocks[0].__dict__ if name not in "vc"}
+
+
+def sampled(task: PatchTask, n: int, seed: int) -> PatchBatch:
+    """n examples of a run."""
+    return PatchBatch(**joined(task.sample, n, seed), v=task.v.float(), c=task.c.float())
+
+
+def training_coefficients(run) -> Coefficients:
+    """Those of the training examples of a stored run."""
+    task = PatchTask(K=2, d=run.d, seed=run.seed, **SETTINGS["setting 3"])
+    return Coefficients(**joined(task.coefficients, run.n, 2 * run.seed + 1))
 
 
 def first_start(d: int, sigma_0: float, v: Float[Tensor, "K d"], seed: int) -> int:
@@ -80,13 +92,14 @@ def shares(z: Float[Tensor, "n P R"], y: Tensor, cluster: Tensor, k: Int[Tensor,
     f, h = (part.sum(1) for part in parts(z))
     m = h.argmax(1)
     wrong = y[:, None] * f <= 0
-    own = [wrong[cluster == k[e], e].double().mean() for e in range(M)]
-    values = {
-        "error": wrong.gather(1, m[:, None]).double().mean(),
-        "misrouted": (k[m] != cluster).double().mean(),
-        "own": torch.stack(own).mean(),
-    }
-    return {name: 100 * float(value) for name, value in values.items()}
+    values = {"error": wrong.gather(1, m[:, None]).double().mean(), "misrouted": (k[m] != cluster).double().mean()}
+    return {name: 100 * float(value) for name, value in values.items()} | {"own": own_error(f, y, cluster, k)}
+
+
+def own_error(f: Float[Tensor, "n M"], y: Tensor, cluster: Tensor, k: Int[Tensor, " M"]) -> float:
+    """Percent of the examples of its profession's cluster that an expert answers wrongly, mean over experts."""
+    own = [(y * f[:, m] <= 0)[cluster == k[m]].double().mean() for m in range(M)]
+    return 100 * float(torch.stack(own).mean())
 
 
 def row(key: dict) -> dict:
