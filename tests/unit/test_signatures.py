@@ -39,6 +39,7 @@ BY_POSITION = {
     "theory/fisher:standard_errors": ["expert"],
     "theory/router_gradient:logit_jacobian": ["noise"],
     "theory/single_expert:best_additive_accuracy": ["K"],
+    "theory/single_expert:least_errors": ["K"],
     "theory/tanh_blocks:behind_two_blocks": ["seed"],
     "theory/uniform_stability:exact_stability": ["batch"],
     "training/least_squares:least_squares": ["expert"],

@@ -14,6 +14,7 @@ from moe_theory.theory.single_expert import (
     ceiling,
     error_floor,
     four_points,
+    least_errors,
     tight_witness,
     without_centers,
     witness_cnn,
@@ -123,6 +124,11 @@ def test_ceiling(alpha, gamma, best):
 def test_integer_program_finds_the_bound(p, q, K):
     p, q = np.array(p), np.array(q)
     assert best_additive_accuracy(p, q, K) == pytest.approx(1 - error_floor(p, q), abs=1e-9)
+
+
+@pytest.mark.parametrize(("strengths", "K", "cases"), [(1, 2, 8), (2, 2, 32), (1, 3, 24)])
+def test_the_best_expert_errs_on_an_eighth_of_the_configurations(strengths, K, cases):
+    assert least_errors(strengths, K) == (pytest.approx(cases / 8, abs=1e-6), cases)
 
 
 @pytest.mark.parametrize(("K", "seed"), [(2, 0), (2, 1), (3, 2), (4, 3)])

@@ -55,8 +55,8 @@ def near_tie_constant(N: int) -> float:
 
 
 def near_tie_bound(N: int, G: float) -> float:
-    """`s_N G / (1 - G)^2`: the bound of chapter 04 on `near_tie_probability`, with the best constant at each N >= 2."""
-    return near_tie_constant(N) * _fraction("G", G) / (1 - G) ** 2
+    """`s_N G (1 - G/2) / (1 - G)^2`: chapter 04's bound on `near_tie_probability`; s_N is the best at each N >= 2."""
+    return near_tie_constant(N) * _fraction("G", G) * (1 - G / 2) / (1 - G) ** 2
 
 
 def coverage_probability(K: int, experts: int) -> float:
@@ -73,13 +73,13 @@ def coverage_probability(K: int, experts: int) -> float:
 def runaway_bound(y_0: float, G: float, *, jump: float = 0.0, error: float = 0.0) -> float:
     """The repaired Lemma F.2, with errors: `y_t <= y_0 + u (1 + jump) / G` for all t, where `u = |(y_0, error)|`.
 
-    It holds for sequences with `x_{t+1} >= x_t + tau_t (x_t^2 - error^2)`, `y_{t+1} <= y_t + S tau_t (y_t^2 + error^2)`
-    and `r >= S (1 + G) u`, `r^2 = x_0^2 - error^2`, if x never steps by more than `jump * r`. Without an error this is
-    `y_0 (1 + G + jump) / G`.
+    It holds for sequences with `x_{t+1} >= x_t + tau_t (x_t^2 - e^2)`, `y_{t+1} <= y_t + S tau_t (y_t^2 + error^2)`
+    and `r >= S (1 + G) u`, `r^2 = x_0^2 - e^2`, if x never steps by more than `jump * r`, for any `e < x_0`. Without an
+    error this is `y_0 (1 + G + jump) / G`.
 
     Args:
         y_0: start of the follower, >= 0, and > 0 if there is no error; G: lead, > 0.
-        jump: longest step of the leader, >= 0; error: root of the largest error of a square, >= 0.
+        jump: longest step of the leader over r, >= 0; error: root of the largest error of the follower's square, >= 0.
     """
     check.not_negative("error", error)
     check.not_negative("y_0", y_0) if error else check.positive("y_0", y_0)

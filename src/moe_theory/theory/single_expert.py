@@ -107,6 +107,20 @@ def best_additive_accuracy(
     shifts F independently of the rest. No step of the proof of Theorem 4.1 is used. The laws of alpha and gamma on one
     grid are p and q; RuntimeError if the solver does not prove optimality.
     """
+    return _best_additive(p, q, K, blind)[0]
+
+
+def least_errors(strengths: int, K: int = 2) -> tuple[float, int]:
+    """On how many of the equally likely configurations the best additive expert errs, and how many these are.
+
+    By the program of `best_additive_accuracy`, for K >= 2 clusters and alpha and gamma uniform on `strengths` values.
+    """
+    law = np.full(check.integer("strengths", strengths, 1), 1 / strengths)
+    accuracy, n = _best_additive(law, law, K, False)
+    return n * (1 - accuracy), n
+
+
+def _best_additive(p: np.ndarray, q: np.ndarray, K: int, blind: bool) -> tuple[float, int]:
     check.integer("K", K, 2)
     for name, law in (("p", p), ("q", q)):
         if np.shape(law) != np.shape(p) or np.ndim(law) != 1 or np.min(law) < 0 or not abs(np.sum(law) - 1) < 1e-9:
@@ -133,7 +147,7 @@ def best_additive_accuracy(
     )
     if found.status != 0:
         raise RuntimeError(f"the mixed-integer program was not solved to optimality: {found.message}")
-    return float(-found.fun)
+    return float(-found.fun), n
 
 
 def witness_cnn(task: PatchTask, width: float = 0.05, *, blind: bool = False) -> PatchCNN:
