@@ -357,7 +357,7 @@ def _meets(
 
 
 #: Errors that are proved to be lower bounds for fewer clusters; `certify` uses them where several weights are near 0.
-PROVED = {2: 0.12934024, 3: 0.16956, 4: 0.176554, 5: 0.18}
+PROVED = {2: 0.12934024, 3: 0.16956, 4: 0.1765545, 5: 0.18}
 
 
 def lower_bounds(boxes: Boxes, proved: Mapping[int, float]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " m"]]:
