@@ -26,6 +26,7 @@ CORNERS = np.array([*itertools.product((0.0, 1.0), repeat=3)])  # of the cube of
 PARITY = np.where(CORNERS.sum(1) % 2 == 0, 1.0, -1.0)
 SIGNS = np.array([*itertools.product((1.0, -1.0), repeat=2)])  # y and epsilon y
 ROUNDING = 2.0**-48  # of a sum of eight cubes in float64, relative to the sum of their sizes, with room
+LEAST = 2.0**-12  # to which smaller coefficients are raised where only the largest form of a box counts
 FAR = 33.0  # beyond this b_0 every error is above 0.22
 
 #: Explicit experts for K = 2 to 6, over 10^6: w of light and of heavy clusters, their b, b_0; how many of each kind.
@@ -297,9 +298,7 @@ class Bounds(NamedTuple):
 def bounds(boxes: Boxes) -> Bounds:
     """First- and second-order lower bounds.
 
-    Second order: on the way from the centre to another point the form l moves by at most D at every corner. The second
-    derivative of the share below is at least `-2 D half_k / w_k^2`, less `D^2/(w_k w_k')` if the plane l = 0 can meet
-    the face alpha = 2. The same holds for gamma, with the face 2 or, if its sign is -1, the face 1.
+    The second order is `second_order_loss` on the way from the centre to any other point.
     """
     m, K = len(boxes.box), boxes.w.shape[1]
     rows, k = np.arange(m), boxes.k
@@ -319,21 +318,47 @@ def bounds(boxes: Boxes) -> Bounds:
 
     cut = share_below(_form(weight, other, 0 * other, end, 0 * end, b_0, 0 * b_0))
     D = (2 * half + 2 * half_other + np.maximum(half_end, (half_end + half_0) / 2))[..., None]
-    low, low_other = (weight - half)[..., None], (other - half_other)[..., None]
-    gamma_high = CORNERS[:, 1] == 1
-    by_alpha = _meets(cut.values[..., CORNERS[:, 0] == 1], D)
-    by_gamma = np.where(s > 0, *(_meets(cut.values[..., face], D) for face in (gamma_high, ~gamma_high)))
-    corner = D * D / (low * low_other)
-    first = np.where(by_alpha, corner, 0) + 2 * half[..., None] * D / low**2
-    second = np.where(by_gamma, corner, 0) + 2 * half_other[..., None] * D / low_other**2
-    loss = np.where(_meets(cut.values, D), np.fmin(first, second) / 2, 0) + 8 * cut.rounding
+    moved = half[..., None], half_other[..., None]
+    loss = second_order_loss(cut, s, D, (weight - half)[..., None], (other - half_other)[..., None], *moved)
     slopes = np.zeros((m, K + 1))
     by = cut.slopes.transpose(3, 0, 1, 2)
     slopes[rows, k] = by[1].sum((1, 2)) / 4
     slopes[rows[:, None], others] += (s * by[2]).sum(2) / 4
     slopes[:, K] = (y * (by[0] - by[3] / 2)).sum((1, 2)) / 4
     by_end = np.abs((y * by[3] / 2).sum((1, 2)) / 4) * half_end[:, 0]
+    raised = (np.abs(end - b_0) / 2 < LEAST) | (other.min(1, keepdims=True) < LEAST)  # not the form at the centre
+    by_end += np.where(raised[:, 0], np.inf, 0)
     return Bounds(monotone, cut.share.sum((1, 2)) / 4, slopes, loss.sum((1, 2)) / 4 + by_end)
+
+
+def second_order_loss(
+    cut: Cut,
+    s: Float[np.ndarray, "..."],
+    D: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "..."],
+    other: Float[np.ndarray, "..."],
+    moved: Float[np.ndarray, "..."],
+    moved_other: Float[np.ndarray, "..."],
+) -> Float[np.ndarray, "..."]:
+    """By how much the share below can fall under its tangent, along a segment that starts at `cut`.
+
+    The second derivative is at least `-2 D moved / weight^2`, less `D^2/(weight other)` if the plane l = 0 can meet the
+    face alpha = 2. The same holds for gamma, with the face 2 or, if its sign s is -1, the face 1; the better counts.
+
+    Args:
+        cut: share and values of the form l at the start.
+        s: sign of gamma's coefficient.
+        D: by how much l moves at most, at every corner of the cube.
+        weight, other: least sizes of the coefficients of alpha and gamma on the segment.
+        moved, moved_other: by how much these sizes move at most.
+    """
+    gamma_high = CORNERS[:, 1] == 1
+    by_alpha = _meets(cut.values[..., CORNERS[:, 0] == 1], D)
+    by_gamma = np.where(s > 0, *(_meets(cut.values[..., face], D) for face in (gamma_high, ~gamma_high)))
+    corner = D * D / (weight * other)
+    first = np.where(by_alpha, corner, 0) + 2 * moved * D / weight**2
+    second = np.where(by_gamma, corner, 0) + 2 * moved_other * D / other**2
+    return np.where(_meets(cut.values, D), np.fmin(first, second) / 2, 0) + 8 * cut.rounding
 
 
 def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.ndarray, "m others 4 4"]:
@@ -343,15 +368,12 @@ def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.nda
     raised, shift = end[..., None] + y * half_end[..., None], b_0[..., None] + y * half_0[..., None]
     by_gamma = s * other[..., None] + half_other[..., None]
     by_beta = y * (raised - shift) / 2
-    least = 2.0**-12  # a coefficient of 0 is raised, too
     c = [y * shift, weight[..., None], by_gamma, by_beta]
-    c[2:] = [np.where(np.abs(v) < least, least, v) for v in c[2:]]
+    c[2:] = [np.where(np.abs(v) < LEAST, LEAST, v) for v in c[2:]]
     return np.stack([np.broadcast_to(v, shape) for v in c], -1)
 
 
-def _meets(
-    values: Float[np.ndarray, "m others 4 corners"], D: Float[np.ndarray, "m others 1"]
-) -> Bool[np.ndarray, "m others 4"]:
+def _meets(values: Float[np.ndarray, "... corners"], D: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
     """Whether the form can vanish on a face, its corners given, if it moves by at most D."""
     return (values.min(-1) < D) & (values.max(-1) > -D)
 
