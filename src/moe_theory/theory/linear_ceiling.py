@@ -147,47 +147,47 @@ def explicit_expert(K: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
 
 
 def corner_cuts(theta: Sequence[Fraction]) -> tuple[list, list]:
-    """The heights of the four corners that an expert cuts off, by theta = (x, p, d, b_0), and their slopes.
+    """How deep the four corners are that an expert cuts off, by theta = (x, b_heavy, b_light, b_0), and their slopes.
 
-    The expert has weights x and 1, `B_light = d beta + b_0` and `B_heavy = b_0 - p beta`. Each height h is linear in
-    (x, p, d, b_0), its slopes are the second list; the error is `1/8 + sum h^3 / (48 x e)` with e = p, p, d, d.
+    The expert has the weights x (light) and 1 (heavy), and `B = b beta + b_0` for each, with b_heavy < 0 < b_light. Each
+    depth z is linear in theta, its slopes are the second list; the error is `1/8 + sum z^3 / (48 x |b|)`.
     """
-    x, p, d, b_0 = theta
-    heights = [
-        (2 * p - b_0 - 1 + 2 * x, (2, 2, 0, -1)),
-        (b_0 - p - 1 + 2 * x, (2, -1, 0, 1)),
-        (2 - x - b_0 - d, (-1, 0, -1, -1)),
-        (b_0 + 2 * d - 1 - x, (-1, 0, 2, 1)),
+    x, heavy, light, b_0 = theta
+    depths = [
+        (2 * x - 1 - b_0 - 2 * heavy, (2, -2, 0, -1)),
+        (2 * x - 1 + b_0 + heavy, (2, 1, 0, 1)),
+        (2 - x - b_0 - light, (-1, 0, -1, -1)),
+        (b_0 + 2 * light - 1 - x, (-1, 0, 2, 1)),
     ]
-    return [h for h, _ in heights], [slope for _, slope in heights]
+    return [z for z, _ in depths], [slope for _, slope in depths]
 
 
 def two_cluster_error(theta: Sequence[Fraction]) -> tuple[Fraction, list[Fraction], list[list[Fraction]]]:
-    """`1/8 + sum h^3 / (48 x e)` at theta = (x, p, d, b_0), with gradient and Hessian, exact for Fractions."""
-    x, p, d, _ = theta
-    heights, slopes = corner_cuts(theta)
+    """`1/8 + sum z^3 / (48 x |b|)` at theta = (x, b_heavy, b_light, b_0), gradient and Hessian, exact for Fractions."""
+    x, heavy, light, _ = theta
+    depths, slopes = corner_cuts(theta)
     value, gradient, hessian = Fraction(1, 8), [Fraction(0)] * 4, [[Fraction(0)] * 4 for _ in range(4)]
-    for h, slope, (e, place) in zip(heights, slopes, [(p, 1), (p, 1), (d, 2), (d, 2)], strict=True):
-        term = h**3 / (48 * x * e)
-        # logarithmic derivatives: of h^3, minus those of x and of e
-        by = [3 * slope[i] / h - (i == 0) / x - (i == place) / e for i in range(4)]
+    for z, slope, (b, place) in zip(depths, slopes, [(heavy, 1), (heavy, 1), (light, 2), (light, 2)], strict=True):
+        term = z**3 / (48 * x * abs(b))
+        # logarithmic derivatives: of z^3, minus those of x and of b
+        by = [3 * slope[i] / z - (i == 0) / x - (i == place) / b for i in range(4)]
         value += term
         for i, j in itertools.product(range(4), repeat=2):
-            second = -3 * Fraction(slope[i] * slope[j]) / h**2
-            second += (i == j == 0) / x**2 + (i == j == place) / e**2
+            second = -3 * Fraction(slope[i] * slope[j]) / z**2
+            second += (i == j == 0) / x**2 + (i == j == place) / b**2
             hessian[i][j] += term * (by[i] * by[j] + second)
         gradient = [g + term * part for g, part in zip(gradient, by, strict=True)]
     return value, gradient, hessian
 
 
 def two_cluster_optimum(digits: int = 30) -> tuple[list[Fraction], Fraction, Fraction]:
-    """The best linear expert for two clusters: (x, p, d, b_0), and a lower and an upper end of the least error.
+    """The best linear expert for two clusters, (x, b_heavy, b_light, b_0), and two ends of the least error.
 
-    Newton's method on Fractions. On the polytope where `1/8 + sum h_+^3/(48 x e)`, averaged over beta, is convex and
+    Newton's method on Fractions. On the polytope where `1/8 + sum z_+^3/(48 x |b|)`, averaged over beta, is convex and
     bounds the error from below, no parameter is farther than 8 from the optimum, so the error is at least
     `value - 8 sum |gradient|` there; outside, `certify` excludes it.
     """
-    theta = [Fraction(v, 10**6) for v in (439256, 739929, 229019, 1142266)]
+    theta = [Fraction(v, 10**6) for v in (439256, -739929, 229019, 1142266)]
     value, gradient, hessian = two_cluster_error(theta)
     for _ in range(6):
         step = solve(hessian, gradient)
