@@ -69,12 +69,14 @@ def share_below(c: Float[np.ndarray, "... 4"]) -> Cut:
     """
     z = -c.sum(-1)[..., None] - c[..., 1:] @ CORNERS.T
     positive = np.maximum(z, 0)
-    square, size = positive * positive * PARITY, 6 * c[..., 1:].prod(-1)
-    share = (square * positive).sum(-1) / size
+    square, size = positive * positive, 6 * c[..., 1:].prod(-1)
+    cube = square * positive
+    square *= PARITY
+    share = (cube @ PARITY) / size
     planes = np.concatenate([square.sum(-1, keepdims=True), square @ (1 + CORNERS)], -1)
     slopes = -3 * planes / size[..., None]
     slopes[..., 1:] -= share[..., None] / c[..., 1:]
-    return Cut(share, slopes, -z, ROUNDING * (positive**3).sum(-1) / np.abs(size))
+    return Cut(share, slopes, -z, ROUNDING * cube.sum(-1) / np.abs(size))
 
 
 def exact_share_below(c: Sequence[Fraction]) -> Fraction:
