@@ -220,8 +220,8 @@ def polynomial_expert(K: int, alpha: Interval = TABLE_7, beta: Interval = TABLE_
 def certificate(program: Program) -> dict[int, Fraction]:
     """Rational multipliers of some rows that combine them to `-slack <= -v`, with v the least violation (Farkas).
 
-    The support of the program's multipliers is kept and the equations `sum y_r row_r = -slack` are solved on it, exactly.
-    Whoever adds up the rows with `y_r >= 0` has proved that no slack below v will do. RuntimeError without a solution.
+    The program's multipliers keep their support, and `sum y_r row_r = -slack` is solved on it in Fractions. Whoever
+    adds up the rows with these `y_r >= 0` has proved that no slack below v will do. RuntimeError without a solution.
     """
     support = np.flatnonzero(program.multipliers > 1e-9)
     equations = {v: [Fraction(0)] * (len(support) + 1) for v in program.unknowns}

@@ -151,7 +151,7 @@ def explicit_expert(K: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
 def corner_cuts(theta: Sequence[Fraction]) -> tuple[list, list]:
     """How deep the four corners are that an expert cuts off, by theta = (x, b_heavy, b_light, b_0), and their slopes.
 
-    The expert has the weights x (light) and 1 (heavy), and `B = b beta + b_0` for each, with b_heavy < 0 < b_light. Each
+    The expert has weights x (light) and 1 (heavy) and answers `b beta + b_0` to centres, b_heavy < 0 < b_light. Each
     depth z is linear in theta, its slopes are the second list; the error is `1/8 + sum z^3 / (48 x |b|)`.
     """
     x, heavy, light, b_0 = theta
