@@ -77,12 +77,29 @@ def test_one_of_three_clusters_can_copy_another():
 
 
 def test_the_optimum_for_two_clusters_is_exact_and_stationary():
-    (x, p, d, b_0), low, high = lc.two_cluster_optimum()
-    assert lc.exact_linear_error([x, Fraction(1)], [d, -p], b_0) == high
+    (x, heavy, light, b_0), low, high = lc.two_cluster_optimum()
+    assert lc.exact_linear_error([x, Fraction(1)], [light, heavy], b_0) == high
     assert 0 <= high - low < Fraction(1, 10**40)
     assert float(1 - high) == pytest.approx(0.8706597538324267, abs=1e-15)
-    w, b = np.array([float(x), 1]), np.array([float(d), -float(p)])
+    w, b = np.array([float(x), 1]), np.array([float(light), float(heavy)])
     assert np.abs(lc.linear_error(w, b, float(b_0))[1]).max() < 1e-12
+
+
+def test_the_minimum_is_where_the_page_says():
+    """Hessian minus a multiple of the identity: pivots of elimination are positive for 0.005, not for 0.006."""
+    _, gradient, hessian = lc.two_cluster_error(lc.two_cluster_optimum()[0])
+
+    def definite(shift):
+        rows = [[v - (i == j) * shift for j, v in enumerate(row)] for i, row in enumerate(hessian)]
+        for i in range(4):
+            if rows[i][i] <= 0:
+                return False
+            for r in range(i + 1, 4):
+                rows[r] = [a - rows[r][i] / rows[i][i] * b for a, b in zip(rows[r], rows[i], strict=True)]
+        return True
+
+    assert definite(Fraction(5, 1000)) and not definite(Fraction(6, 1000))
+    assert max(map(abs, gradient)) < Fraction(1, 10**55)
 
 
 def polytope_points(n, seed=0):
@@ -160,9 +177,36 @@ def test_bounds_are_below_the_error_of_every_point(K, size):
     assert np.median(closest) < (0.45 if size == "wide" else 0.03)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_share_loses_less_on_a_segment_than_the_lemma_says(sign):
+    """On random segments, and nearly as much where the plane moves in parallel across the face."""
+    rng, n = np.random.default_rng(int(sign) + 7), 20_000
+    start = np.stack([rng.uniform(-2, 2, n), *rng.uniform(0.2, 1, (2, n)), rng.uniform(0.1, 1.5, n)], -1)
+    move = rng.uniform(-1, 1, (n, 4)) * rng.choice([0.3, 0.03], (n, 1)) * rng.choice([0.0, 1.0], (n, 4), p=[0.3, 0.7])
+    move[:, 1:3] = np.maximum(move[:, 1:3], 0.1 - start[:, 1:3])
+    move[:, 3] = np.maximum(move[:, 3], 0.05 - start[:, 3])
+    start[:, 2], move[:, 2] = sign * start[:, 2], sign * move[:, 2]
+    before, after = lc.share_below(start), lc.share_below(start + move)
+    D = np.abs(move[:, :1] + move[:, 1:] @ (1 + lc.CORNERS.T)).max(1)
+    least = np.minimum(np.abs(start), np.abs(start + move))
+    loss = lc.second_order_loss(before, np.full(n, sign), D, least[:, 1], least[:, 2], *np.abs(move[:, 1:3]).T)
+    fallen = before.share + (before.slopes * move).sum(1) - after.share
+    assert (fallen <= loss + 1e-9).all()
+    far = loss > 1e-5
+    assert 0.5 < (fallen[far] / loss[far]).max() <= 1
+
+
 def test_branch_and_bound_proves_what_is_true_and_nothing_else():
     assert lc.certify(2, 0.1305).proved and lc.certify(3, 0.169).proved
     assert not lc.certify(3, 0.1697, most=2000).proved
+    assert lc.certify(2, 0.15).proved and not lc.certify(2, 0.157, most=1000).proved  # outside the polytope
+
+
+@pytest.mark.slow
+def test_the_ceiling_of_four_clusters_is_proved_again():
+    """The search on which the upper end for K = 4 rests; the page repeats a shorter one."""
+    found = lc.certify(4, lc.PROVED[4])
+    assert found.proved and found.boxes == 70_788 and found.levels == 44
 
 
 def test_the_largest_ratio_is_that_of_a_linear_program():

@@ -217,10 +217,11 @@ def polynomial_expert(K: int, alpha: Interval = TABLE_7, beta: Interval = TABLE_
     return PolynomialExpert(signal, center, value["constant"])
 
 
-def certified_violation(program: Program) -> Fraction:
-    """The same as an exact lower bound, by duality: multipliers y >= 0 with `y A = -cost`, so `slack >= -y b`.
+def certificate(program: Program) -> dict[int, Fraction]:
+    """Rational multipliers of some rows that combine them to `-slack <= -v`, with v the least violation (Farkas).
 
-    The support of the multipliers is kept and the equations solved on it in Fractions; RuntimeError if that fails.
+    The program's multipliers keep their support, and `sum y_r row_r = -slack` is solved on it in Fractions. Whoever
+    adds up the rows with these `y_r >= 0` has proved that no slack below v will do. RuntimeError without a solution.
     """
     support = np.flatnonzero(program.multipliers > 1e-9)
     equations = {v: [Fraction(0)] * (len(support) + 1) for v in program.unknowns}
@@ -231,7 +232,7 @@ def certified_violation(program: Program) -> Fraction:
     y = _solution([*equations.values()], len(support))
     if y is None or min(y) < 0:
         raise RuntimeError("the multipliers of the linear program have no exact counterpart of the same support")
-    return -sum(a * program.rows[r][1] for a, r in zip(y, support, strict=True))
+    return {int(r): a for r, a in zip(support, y, strict=True)}
 
 
 def _solution(rows: list[list[Fraction]], n: int) -> list[Fraction] | None:

@@ -26,6 +26,7 @@ CORNERS = np.array([*itertools.product((0.0, 1.0), repeat=3)])  # of the cube of
 PARITY = np.where(CORNERS.sum(1) % 2 == 0, 1.0, -1.0)
 SIGNS = np.array([*itertools.product((1.0, -1.0), repeat=2)])  # y and epsilon y
 ROUNDING = 2.0**-48  # of a sum of eight cubes in float64, relative to the sum of their sizes, with room
+LEAST = 2.0**-12  # to which smaller coefficients are raised where only the largest form of a box counts
 FAR = 33.0  # beyond this b_0 every error is above 0.22
 
 #: Explicit experts for K = 2 to 6, over 10^6: w of light and of heavy clusters, their b, b_0; how many of each kind.
@@ -68,12 +69,14 @@ def share_below(c: Float[np.ndarray, "... 4"]) -> Cut:
     """
     z = -c.sum(-1)[..., None] - c[..., 1:] @ CORNERS.T
     positive = np.maximum(z, 0)
-    square, size = positive * positive * PARITY, 6 * c[..., 1:].prod(-1)
-    share = (square * positive).sum(-1) / size
+    square, size = positive * positive, 6 * c[..., 1:].prod(-1)
+    cube = square * positive
+    square *= PARITY
+    share = (cube @ PARITY) / size
     planes = np.concatenate([square.sum(-1, keepdims=True), square @ (1 + CORNERS)], -1)
     slopes = -3 * planes / size[..., None]
     slopes[..., 1:] -= share[..., None] / c[..., 1:]
-    return Cut(share, slopes, -z, ROUNDING * (positive**3).sum(-1) / np.abs(size))
+    return Cut(share, slopes, -z, ROUNDING * cube.sum(-1) / np.abs(size))
 
 
 def exact_share_below(c: Sequence[Fraction]) -> Fraction:
@@ -146,47 +149,47 @@ def explicit_expert(K: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
 
 
 def corner_cuts(theta: Sequence[Fraction]) -> tuple[list, list]:
-    """The heights of the four corners that an expert cuts off, by theta = (x, p, d, b_0), and their slopes.
+    """How deep the four corners are that an expert cuts off, by theta = (x, b_heavy, b_light, b_0), and their slopes.
 
-    The expert has weights x and 1, `B_light = d beta + b_0` and `B_heavy = b_0 - p beta`. Each height h is linear in
-    (x, p, d, b_0), its slopes are the second list; the error is `1/8 + sum h^3 / (48 x e)` with e = p, p, d, d.
+    The expert has weights x (light) and 1 (heavy) and answers `b beta + b_0` to centres, b_heavy < 0 < b_light. Each
+    depth z is linear in theta, its slopes are the second list; the error is `1/8 + sum z^3 / (48 x |b|)`.
     """
-    x, p, d, b_0 = theta
-    heights = [
-        (2 * p - b_0 - 1 + 2 * x, (2, 2, 0, -1)),
-        (b_0 - p - 1 + 2 * x, (2, -1, 0, 1)),
-        (2 - x - b_0 - d, (-1, 0, -1, -1)),
-        (b_0 + 2 * d - 1 - x, (-1, 0, 2, 1)),
+    x, heavy, light, b_0 = theta
+    depths = [
+        (2 * x - 1 - b_0 - 2 * heavy, (2, -2, 0, -1)),
+        (2 * x - 1 + b_0 + heavy, (2, 1, 0, 1)),
+        (2 - x - b_0 - light, (-1, 0, -1, -1)),
+        (b_0 + 2 * light - 1 - x, (-1, 0, 2, 1)),
     ]
-    return [h for h, _ in heights], [slope for _, slope in heights]
+    return [z for z, _ in depths], [slope for _, slope in depths]
 
 
 def two_cluster_error(theta: Sequence[Fraction]) -> tuple[Fraction, list[Fraction], list[list[Fraction]]]:
-    """`1/8 + sum h^3 / (48 x e)` at theta = (x, p, d, b_0), with gradient and Hessian, exact for Fractions."""
-    x, p, d, _ = theta
-    heights, slopes = corner_cuts(theta)
+    """`1/8 + sum z^3 / (48 x |b|)` at theta = (x, b_heavy, b_light, b_0), gradient and Hessian, exact for Fractions."""
+    x, heavy, light, _ = theta
+    depths, slopes = corner_cuts(theta)
     value, gradient, hessian = Fraction(1, 8), [Fraction(0)] * 4, [[Fraction(0)] * 4 for _ in range(4)]
-    for h, slope, (e, place) in zip(heights, slopes, [(p, 1), (p, 1), (d, 2), (d, 2)], strict=True):
-        term = h**3 / (48 * x * e)
-        # logarithmic derivatives: of h^3, minus those of x and of e
-        by = [3 * slope[i] / h - (i == 0) / x - (i == place) / e for i in range(4)]
+    for z, slope, (b, place) in zip(depths, slopes, [(heavy, 1), (heavy, 1), (light, 2), (light, 2)], strict=True):
+        term = z**3 / (48 * x * abs(b))
+        # logarithmic derivatives: of z^3, minus those of x and of b
+        by = [3 * slope[i] / z - (i == 0) / x - (i == place) / b for i in range(4)]
         value += term
         for i, j in itertools.product(range(4), repeat=2):
-            second = -3 * Fraction(slope[i] * slope[j]) / h**2
-            second += (i == j == 0) / x**2 + (i == j == place) / e**2
+            second = -3 * Fraction(slope[i] * slope[j]) / z**2
+            second += (i == j == 0) / x**2 + (i == j == place) / b**2
             hessian[i][j] += term * (by[i] * by[j] + second)
         gradient = [g + term * part for g, part in zip(gradient, by, strict=True)]
     return value, gradient, hessian
 
 
 def two_cluster_optimum(digits: int = 30) -> tuple[list[Fraction], Fraction, Fraction]:
-    """The best linear expert for two clusters: (x, p, d, b_0), and a lower and an upper end of the least error.
+    """The best linear expert for two clusters, (x, b_heavy, b_light, b_0), and two ends of the least error.
 
-    Newton's method on Fractions. On the polytope where `1/8 + sum h_+^3/(48 x e)`, averaged over beta, is convex and
+    Newton's method on Fractions. On the polytope where `1/8 + sum z_+^3/(48 x |b|)`, averaged over beta, is convex and
     bounds the error from below, no parameter is farther than 8 from the optimum, so the error is at least
     `value - 8 sum |gradient|` there; outside, `certify` excludes it.
     """
-    theta = [Fraction(v, 10**6) for v in (439256, 739929, 229019, 1142266)]
+    theta = [Fraction(v, 10**6) for v in (439256, -739929, 229019, 1142266)]
     value, gradient, hessian = two_cluster_error(theta)
     for _ in range(6):
         step = solve(hessian, gradient)
@@ -297,9 +300,7 @@ class Bounds(NamedTuple):
 def bounds(boxes: Boxes) -> Bounds:
     """First- and second-order lower bounds.
 
-    Second order: on the way from the centre to another point the form l moves by at most D at every corner. The second
-    derivative of the share below is at least `-2 D half_k / w_k^2`, less `D^2/(w_k w_k')` if the plane l = 0 can meet
-    the face alpha = 2. The same holds for gamma, with the face 2 or, if its sign is -1, the face 1.
+    The second order is `second_order_loss` on the way from the centre to any other point.
     """
     m, K = len(boxes.box), boxes.w.shape[1]
     rows, k = np.arange(m), boxes.k
@@ -319,21 +320,47 @@ def bounds(boxes: Boxes) -> Bounds:
 
     cut = share_below(_form(weight, other, 0 * other, end, 0 * end, b_0, 0 * b_0))
     D = (2 * half + 2 * half_other + np.maximum(half_end, (half_end + half_0) / 2))[..., None]
-    low, low_other = (weight - half)[..., None], (other - half_other)[..., None]
-    gamma_high = CORNERS[:, 1] == 1
-    by_alpha = _meets(cut.values[..., CORNERS[:, 0] == 1], D)
-    by_gamma = np.where(s > 0, *(_meets(cut.values[..., face], D) for face in (gamma_high, ~gamma_high)))
-    corner = D * D / (low * low_other)
-    first = np.where(by_alpha, corner, 0) + 2 * half[..., None] * D / low**2
-    second = np.where(by_gamma, corner, 0) + 2 * half_other[..., None] * D / low_other**2
-    loss = np.where(_meets(cut.values, D), np.fmin(first, second) / 2, 0) + 8 * cut.rounding
+    moved = half[..., None], half_other[..., None]
+    loss = second_order_loss(cut, s, D, (weight - half)[..., None], (other - half_other)[..., None], *moved)
     slopes = np.zeros((m, K + 1))
     by = cut.slopes.transpose(3, 0, 1, 2)
     slopes[rows, k] = by[1].sum((1, 2)) / 4
     slopes[rows[:, None], others] += (s * by[2]).sum(2) / 4
     slopes[:, K] = (y * (by[0] - by[3] / 2)).sum((1, 2)) / 4
     by_end = np.abs((y * by[3] / 2).sum((1, 2)) / 4) * half_end[:, 0]
+    raised = (np.abs(end - b_0) / 2 < LEAST) | (other.min(1, keepdims=True) < LEAST)  # not the form at the centre
+    by_end += np.where(raised[:, 0], np.inf, 0)
     return Bounds(monotone, cut.share.sum((1, 2)) / 4, slopes, loss.sum((1, 2)) / 4 + by_end)
+
+
+def second_order_loss(
+    cut: Cut,
+    s: Float[np.ndarray, "..."],
+    D: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "..."],
+    other: Float[np.ndarray, "..."],
+    moved: Float[np.ndarray, "..."],
+    moved_other: Float[np.ndarray, "..."],
+) -> Float[np.ndarray, "..."]:
+    """By how much the share below can fall under its tangent, along a segment that starts at `cut`.
+
+    The second derivative is at least `-2 D moved / weight^2`, less `D^2/(weight other)` if the plane l = 0 can meet the
+    face alpha = 2. The same holds for gamma, with the face 2 or, if its sign s is -1, the face 1; the better counts.
+
+    Args:
+        cut: share and values of the form l at the start.
+        s: sign of gamma's coefficient.
+        D: by how much l moves at most, at every corner of the cube.
+        weight, other: least sizes of the coefficients of alpha and gamma on the segment.
+        moved, moved_other: by how much these sizes move at most.
+    """
+    gamma_high = CORNERS[:, 1] == 1
+    by_alpha = _meets(cut.values[..., CORNERS[:, 0] == 1], D)
+    by_gamma = np.where(s > 0, *(_meets(cut.values[..., face], D) for face in (gamma_high, ~gamma_high)))
+    corner = D * D / (weight * other)
+    first = np.where(by_alpha, corner, 0) + 2 * moved * D / weight**2
+    second = np.where(by_gamma, corner, 0) + 2 * moved_other * D / other**2
+    return np.where(_meets(cut.values, D), np.fmin(first, second) / 2, 0) + 8 * cut.rounding
 
 
 def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.ndarray, "m others 4 4"]:
@@ -343,21 +370,18 @@ def _form(weight, other, half_other, end, half_end, b_0, half_0) -> Float[np.nda
     raised, shift = end[..., None] + y * half_end[..., None], b_0[..., None] + y * half_0[..., None]
     by_gamma = s * other[..., None] + half_other[..., None]
     by_beta = y * (raised - shift) / 2
-    least = 2.0**-12  # a coefficient of 0 is raised, too
     c = [y * shift, weight[..., None], by_gamma, by_beta]
-    c[2:] = [np.where(np.abs(v) < least, least, v) for v in c[2:]]
+    c[2:] = [np.where(np.abs(v) < LEAST, LEAST, v) for v in c[2:]]
     return np.stack([np.broadcast_to(v, shape) for v in c], -1)
 
 
-def _meets(
-    values: Float[np.ndarray, "m others 4 corners"], D: Float[np.ndarray, "m others 1"]
-) -> Bool[np.ndarray, "m others 4"]:
+def _meets(values: Float[np.ndarray, "... corners"], D: Float[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
     """Whether the form can vanish on a face, its corners given, if it moves by at most D."""
     return (values.min(-1) < D) & (values.max(-1) > -D)
 
 
 #: Errors that are proved to be lower bounds for fewer clusters; `certify` uses them where several weights are near 0.
-PROVED = {2: 0.12934024, 3: 0.16956, 4: 0.176554, 5: 0.18}
+PROVED = {2: 0.12934024, 3: 0.16956, 4: 0.1765545, 5: 0.18}
 
 
 def lower_bounds(boxes: Boxes, proved: Mapping[int, float]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " m"]]:
