@@ -24,8 +24,8 @@ def loaded(name: str) -> pd.DataFrame:
 
 def runs(rows: pd.DataFrame, run: str) -> dict[str, np.ndarray]:
     """Curves of the stored runs of one kind, by name: a line for each seed."""
-    own = rows[rows.run == run]
-    lists = [name for name in own if isinstance(own[name].iloc[0], list)]
+    own = rows.loc[rows.run == run]
+    lists = [name for name, value in own.iloc[0].items() if isinstance(value, list)]
     return {name: curves(own[name]) for name in lists}
 
 
