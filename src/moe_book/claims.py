@@ -232,7 +232,7 @@ class Box:
 
     def _lines(self) -> str:
         """Deciding lines and the first others, `FIRST` together; the rest folded, but open where one is greyed."""
-        lines = sorted(self.evidence, key=lambda line: not line["refuted"].startswith(DECIDES))
+        lines = sorted(self.evidence, key=lambda line: not line["refuted"].endswith(DECIDES))
         if len(lines) <= FIRST + 1:
             return table(lines)
         rest = lines[FIRST:]
@@ -253,7 +253,7 @@ class Box:
 
 
 FIRST = 3  # lines that a box shows unfolded
-DECIDES = "decides: "
+DECIDES = ", which would change the verdict", ", which sets this verdict"
 MOVED = "not the chapter's numbers"
 OWN = "your check"
 
@@ -395,8 +395,7 @@ def _verdict(row: dict, lines: Mapping[str, Line]) -> str:
 
 def _deciding(line: Line) -> Line:
     """A line that chooses the verdict: it refutes nothing, and says whether it is met."""
-    met = f"met (not if {line.refuted})" if line.holds else f"not met ({line.refuted})"
-    return replace(line, refuted=f"{DECIDES}{met}", holds=True)
+    return replace(line, refuted=f"{line.refuted}{DECIDES[not line.holds]}", holds=True)
 
 
 def _named_in_finding(row: dict) -> set[str]:
