@@ -78,18 +78,19 @@ def largest_of_noise(d: int, patches: int, signals: int) -> tuple[float, float, 
     function G on the positive numbers has the mean `int_0^oo (1 - G(t)^N) dt`.
 
     Args:
-        d: dimension, at least 16, which leaves nothing to integrate beyond t = 5.
+        d: dimension, at least 16, which leaves nothing to integrate beyond t = 20 / sqrt(d).
         patches: how many, at least 2; signals: at least 1.
     """
-    square = stats.chi2(check.integer("d", d, 16))
+    square, root = stats.chi2(check.integer("d", d, 16)), d**0.5
     pairs = check.integer("patches", patches, 2) * (patches - 1) // 2
-    t, coarse = np.linspace(0, 5, 50_001), np.linspace(0, 5, 2_001)
-    # <xi, xi'> is normal given the length of xi, here averaged over 400 quantiles
-    lengths = np.sqrt(square.ppf((np.arange(400) + 0.5) / 400) / d)
-    between_two = stats.chi(1).cdf(coarse[:, None] * d**0.5 / lengths).mean(1)
+    z = np.linspace(0, 20, 2_001)
+    # <xi, xi'> is normal given the length of xi, over which it is averaged
+    lengths = np.linspace(max(root - 8, 0.05), root + 8, 401)
+    density = stats.chi(d).pdf(lengths)
+    between_two = stats.chi(1).cdf(z[:, None] * root / lengths) @ density / density.sum()
     laws = (
-        (stats.chi(1).cdf(t * d**0.5), check.integer("signals", signals, 1) * patches),
-        (np.interp(t, coarse, between_two), pairs),
-        (square.cdf(d * (1 + t)) - square.cdf(d * (1 - t)), patches),
+        (stats.chi(1).cdf(z), check.integer("signals", signals, 1) * patches),
+        (between_two, pairs),
+        (square.cdf(d + root * z) - square.cdf(d - root * z), patches),
     )
-    return tuple(float(trapezoid(1 - G**count, t)) for G, count in laws)
+    return tuple(float(trapezoid(1 - G**count, z)) / root for G, count in laws)
