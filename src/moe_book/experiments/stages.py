@@ -155,9 +155,9 @@ def fitted_otherwise(fits: list[tuple]) -> dict[str, float]:
         powers = np.abs(np.asarray(values, float)) ** power
         picks = stream(0, "resampling", 1).integers(powers.shape[1], size=(2000, powers.shape[1]))
         means = np.column_stack([powers.mean(1), powers[:, picks].mean(2)])
-        slope, *again = np.polyfit(np.log(np.asarray(sizes, float)), np.log(means), 1)[0] / power
-        slopes.append(abs(fit.slope - slope))
-        beyond += [np.mean(again < fit.low), np.mean(again > fit.high)]
+        all_of_them, *again = np.polyfit(np.log(np.asarray(sizes, float)), np.log(means), 1)[0] / power
+        slopes.append(abs(fit.slope - all_of_them))
+        beyond += [np.mean(np.array(again) < fit.low), np.mean(np.array(again) > fit.high)]
     return {"least": min(beyond), "most": max(beyond), "slope": max(slopes), "fits": len(fits)}
 
 
