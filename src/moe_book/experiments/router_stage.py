@@ -116,6 +116,34 @@ def gap_row(key: dict) -> dict:
     }
 
 
+def kept(rows) -> dict[str, float]:
+    """What rows of `router_gap` and `router_gap_at_T_2` have in common, whatever they measured.
+
+    How many professions are those of the start, and how many readings lie `every` steps apart; how far `gap` at `until`
+    is from that of `weights`, and a test accuracy from a whole number of `N_TEST` examples. `different` is how many
+    runs differ in each measured column.
+    """
+
+    def told(run):
+        task = PatchTask(K=run.K, seed=run.seed, **SETTINGS["setting 3"])
+        start = PatchMoE(DIMENSION, run.experts, FILTERS, sigma_0=run.sigma_0, seed=run.seed)
+        return professions(start.W.data, task.v.float())[0].numpy()
+
+    def gap_off(run):
+        now = gap(torch.tensor(run.weights[-1], dtype=torch.float64), torch.tensor(run.profession))
+        return _off(np.array([run.gap[run.until // run.every - 1]]), np.array([now]))
+
+    examples = np.concatenate(rows.test.tolist()) * N_TEST / 100
+    return {
+        "professions": sum((told(run) == run.profession).sum() for run in rows.itertuples()),
+        "steps": sum((np.diff([0, *run.steps_at]) == run.every).sum() for run in rows.itertuples()),
+        "gaps": max(map(gap_off, rows.itertuples())),
+        "examples": np.abs(examples - examples.round()).max(),
+        "different": rows[["s", "gap", "test", "weights", "path"]].astype(str).nunique().min(),
+        "runs": len(rows),
+    }
+
+
 def rate_integral(path: Float[Tensor, "M K"], moments: Float[Tensor, "K K"], eta: float) -> Float[Tensor, "M K"]:
     """The router's weights on centers by Lemma E.17: the integral over steps of their rate, with `eta_r = M^2 eta`.
 

@@ -4,6 +4,7 @@ The learning rates follow the theorem: eta = RATE sigma_0 and eta_r = M^2 eta. S
 setting 3, where alpha and gamma have one law, as the theory takes them.
 """
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -12,6 +13,7 @@ from moe_theory.measure.inner import expert_errors, professions
 from moe_theory.measure.patch_layer import spread
 from moe_theory.measure.scaling import Exponent, fit_exponent
 from moe_theory.models.moe import PatchMoE
+from moe_theory.streams import stream
 from moe_theory.tasks.patches import NOISE, SETTINGS, PatchBatch, PatchTask
 from moe_theory.theory.exploration import growth_rates
 from moe_theory.theory.smoothing import route_probabilities
@@ -138,15 +140,41 @@ def outcome_errors(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[["scan", "d", "n", "seed", *ERRORS]]
 
 
-def outcome_exponent(errors: pd.DataFrame, scan: str, name: str, *, without: int | None = None) -> Exponent:
-    """Fitted exponent of an error in the size of its scan, with half a test example added, since some errors are 0.
+def fitted_otherwise(fits: list[tuple]) -> dict[str, float]:
+    """Exponents and intervals of `fit_exponent` against numpy's line and 2,000 other resamples of whole repetitions.
+
+    Args:
+        fits: for each its sizes, values (S, R), power and the `Exponent` found.
+
+    Returns:
+        `least` and `most`: share of these resamples beyond an end of its interval, which is 2.5 % but for chance;
+        `slope`: largest distance of an exponent from numpy's; `fits`: their number.
+    """
+    beyond, slopes = [], []
+    for sizes, values, power, fit in fits:
+        powers = np.abs(np.asarray(values, float)) ** power
+        picks = stream(0, "resampling", 1).integers(powers.shape[1], size=(2000, powers.shape[1]))
+        means = np.column_stack([powers.mean(1), powers[:, picks].mean(2)])
+        all_of_them, *again = np.polyfit(np.log(np.asarray(sizes, float)), np.log(means), 1)[0] / power
+        slopes.append(abs(fit.slope - all_of_them))
+        beyond += [np.mean(np.array(again) < fit.low), np.mean(np.array(again) > fit.high)]
+    return {"least": min(beyond), "most": max(beyond), "slope": max(slopes), "fits": len(fits)}
+
+
+def outcome_values(errors: pd.DataFrame, scan: str, name: str, *, without: int | None = None) -> pd.DataFrame:
+    """An error by the size of its scan and the seed, with half a test example added, since some errors are 0.
 
     Args:
         errors: of `outcome_errors`; scan: a key of `SCANS`; name: one of `ERRORS`; without: a size left out.
     """
     values = errors[errors.scan == scan].pivot(index=SCANS[scan], columns="seed", values=name)
-    values = values.drop(index=[] if without is None else [without])
-    return fit_exponent(values.index, values.to_numpy() + 100 / (2 * N_TEST))
+    return values.drop(index=[] if without is None else [without]) + 100 / (2 * N_TEST)
+
+
+def outcome_exponent(errors: pd.DataFrame, scan: str, name: str, *, without: int | None = None) -> Exponent:
+    """Fitted exponent in the size of its scan; arguments as in `outcome_values`."""
+    values = outcome_values(errors, scan, name, without=without)
+    return fit_exponent(values.index, values.to_numpy())
 
 
 def beyond() -> list[dict]:
