@@ -86,7 +86,7 @@ def largest_of_noise(d: int, patches: int, signals: int) -> tuple[float, float, 
     z = np.linspace(0, 20, 2_001)
     # <xi, xi'> is normal given the length of xi, over which it is averaged
     lengths = np.linspace(max(root - 8, 0.05), root + 8, 401)
-    density = stats.chi.pdf(lengths, d)
+    density = stats.chi(d).pdf(lengths)  # pyright: ignore[reportAttributeAccessIssue]
     between_two = stats.chi(1).cdf(z[:, None] * root / lengths) @ density / density.sum()
     laws = (
         (stats.chi(1).cdf(z), check.integer("signals", signals, 1) * patches),
