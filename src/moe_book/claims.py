@@ -394,7 +394,7 @@ def _verdict(row: dict, lines: Mapping[str, Line]) -> str:
 
 
 def _deciding(line: Line) -> Line:
-    """A line that chooses the verdict: it refutes nothing, and says whether it is met."""
+    """A line that chooses the verdict: it refutes nothing, and says what it does to the verdict."""
     return replace(line, refuted=f"{line.refuted}{DECIDES[not line.holds]}", holds=True)
 
 
