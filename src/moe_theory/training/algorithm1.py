@@ -61,6 +61,7 @@ def expert_gradient(
     return gradient
 
 
+@torch.no_grad()
 def step(model: PatchMoE, batch: PatchBatch, noise: Float[Tensor, "n M"], eta: float, eta_r: float) -> float:
     """One iteration of Algorithm 1 in place (Eq. 3.4, 3.5); returns the loss (3.3) before the step.
 
