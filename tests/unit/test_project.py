@@ -179,6 +179,16 @@ def test_chapters_are_executed_sources(path):
                 assert output.output_type != "error" and output.get("name") != "stderr", cell.id
 
 
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_compared_outputs_show_no_rounding_errors(path):
+    """What nbval compares is the same on every processor: below 1e-6 a power of ten as a limit, and no measured number."""
+    for cell in nbformat.read(path, 4).cells:
+        if "nbval-check-output" in cell.metadata.get("tags", []):
+            printed = "".join(o.get("text", "") for o in cell.outputs)
+            numbers = re.findall(r"\b\d[\d.]*e-(?:0[6-9]|[1-9]\d)", printed)
+            assert all(re.match("1(?:[.]0+)?e", n) for n in numbers), f"{cell.id}: {numbers}"
+
+
 def _checks(cell) -> list[ast.Call]:
     """The calls of `claims.check` in a cell."""
     calls = [n for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Call)]
