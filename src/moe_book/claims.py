@@ -97,6 +97,7 @@ OPTIONAL = {
     "criterion",
     "criterion_set",
     "note",
+    "record",
     "finding",
     "evidence",
     "rule",
@@ -183,7 +184,7 @@ class Box:
     """A claim as a reader meets it: statement, verdict, evidence.
 
     Attributes:
-        id, paper, where, says, criterion, criterion_set, note: from the registry; empty if it has none.
+        id, paper, where, says, criterion, criterion_set, note, record: from the registry; empty if it has none.
         verdict: one of `VERDICTS`, or what is said of numbers that are not the chapter's.
         evidence: the lines, as `Line.bundle` gives them.
         finding: what only this run can say, such as a number.
@@ -198,6 +199,7 @@ class Box:
     criterion: str = ""
     criterion_set: str = ""
     note: str = ""
+    record: str = ""
     finding: str = ""
 
     @property
@@ -209,6 +211,12 @@ class Box:
         """What stands below the lines, by its class."""
         return {label: text for label in ("finding", "note") if (text := getattr(self, label))}
 
+    @property
+    def folded(self) -> dict[str, str]:
+        """What stands below those, folded, by its heading: what only somebody asks for who checks the claim."""
+        parts = {f"The criterion, set {self.criterion_set}": self.criterion, "For the record": self.record}
+        return {heading: text for heading, text in parts.items() if text}
+
     def __str__(self) -> str:
         lines = [f"[{self.verdict}] {self.id} ({self.source})", f"  claim: {self.says}"]
         for line in self.evidence:
@@ -216,7 +224,7 @@ class Box:
             refuted = f" | refuted if {line['refuted']}" * bool(line["refuted"])
             lines.append(f"  {line['says']}: {line['measured']}{refuted}{mark}")
         lines += [f"  {label}: {text}" for label, text in self.remarks.items()]
-        lines += [f"  criterion, set {self.criterion_set}: {self.criterion}"] * bool(self.criterion)
+        lines += [f"  {heading.removeprefix('The ')}: {text}" for heading, text in self.folded.items()]
         return "\n".join(lines)
 
     def html(self, links: str = "") -> str:
@@ -227,7 +235,7 @@ class Box:
             f'<p class="claim-head"><strong class="claim-verdict">{self.verdict}</strong> '
             f"<code>{self.id}</code> {typeset(self.source)}</p>"
             f"<p>{typeset(self.says)}</p>{self._lines()}"
-            f"{remarks}{self._criterion()}{links}</div>"
+            f"{remarks}{self._folds()}{links}</div>"
         )
 
     def _lines(self) -> str:
@@ -240,12 +248,10 @@ class Box:
         summary = f"<summary>{len(rest)} more lines of evidence</summary>"
         return f'{table(lines[:FIRST])}<details class="claim-more"{state}>{summary}{table(rest)}</details>'
 
-    def _criterion(self) -> str:
-        if not self.criterion:
-            return ""
-        return (
-            f'<details class="claim-criterion"><summary>The criterion, set {self.criterion_set}</summary>'
-            f"<p>{typeset(self.criterion)}</p></details>"
+    def _folds(self) -> str:
+        return "".join(
+            f'<details class="claim-fold"><summary>{heading}</summary><p>{typeset(text)}</p></details>'
+            for heading, text in self.folded.items()
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
@@ -333,7 +339,7 @@ def settle(claim_id: str, measured: Mapping[str, object]) -> Box:
     if strict() and verdict != row["verdict"]:
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
     evidence = tuple((_deciding(line) if name in deciding else line).bundle() for name, line in lines.items())
-    fields = {key: row.get(key, "") for key in ("criterion", "criterion_set", "note")}
+    fields = {key: row.get(key, "") for key in ("criterion", "criterion_set", "note", "record")}
     return Box(
         claim_id,
         row["paper"],

@@ -315,7 +315,7 @@ def test_reasons_are_of_survivors_that_there_are():
 def test_the_registry_is_typeset_in_sentences():
     greek = r"\b(alpha|beta|gamma|delta|kappa|sigma|theta|tau|eta|lambda|epsilon)\b"
     for claim, row in claims.registry().items():
-        for field in ("says", "note", "criterion"):
+        for field in ("says", "note", "record", "criterion"):
             text = row.get(field, "A sentence.").strip()
             outside = re.sub(r"[$][^$]+[$]", "", text)
             assert not re.search(rf"[\^_~\\<>=]|{greek}", outside), f"{claim}: {field}: {outside}"
