@@ -184,7 +184,7 @@ class Box:
     """A claim as a reader meets it: statement, verdict, evidence.
 
     Attributes:
-        id, paper, where, says, criterion, criterion_set, note, record: from the registry; empty if it has none.
+        id, paper, where, says, criterion, criterion_set, note: from the registry; empty if it has none.
         verdict: one of `VERDICTS`, or what is said of numbers that are not the chapter's.
         evidence: the lines, as `Line.bundle` gives them.
         finding: what only this run can say, such as a number.
@@ -199,7 +199,6 @@ class Box:
     criterion: str = ""
     criterion_set: str = ""
     note: str = ""
-    record: str = ""
     finding: str = ""
 
     @property
@@ -214,7 +213,8 @@ class Box:
     @property
     def folded(self) -> dict[str, str]:
         """What stands below those, folded, by its heading: what only somebody asks for who checks the claim."""
-        parts = {f"The criterion, set {self.criterion_set}": self.criterion, "For the record": self.record}
+        record = registry().get(self.id, {}).get("record", "")
+        parts = {f"The criterion, set {self.criterion_set}": self.criterion, "For the record": record}
         return {heading: text for heading, text in parts.items() if text}
 
     def __str__(self) -> str:
@@ -339,7 +339,7 @@ def settle(claim_id: str, measured: Mapping[str, object]) -> Box:
     if strict() and verdict != row["verdict"]:
         raise AssertionError(f"{claim_id}: the chapter finds {verdict!r}, the registry expects {row['verdict']!r}")
     evidence = tuple((_deciding(line) if name in deciding else line).bundle() for name, line in lines.items())
-    fields = {key: row.get(key, "") for key in ("criterion", "criterion_set", "note", "record")}
+    fields = {key: row.get(key, "") for key in ("criterion", "criterion_set", "note")}
     return Box(
         claim_id,
         row["paper"],

@@ -401,7 +401,7 @@ def _erratum(row: dict, known: Mapping[str, Box]) -> str:
     return (
         f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
         f'<span title="{row["id"]}">{_paper(row["paper"])}, {typeset(row["where"])}</span> ({places})</p>'
-        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])} {typeset(row.get('record', ''))}</p>{boxed}"
+        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])} {typeset(registry()[row['id']].get('record', ''))}</p>{boxed}"
         f"{table(row['evidence'])}</div>\n"
     )
 
