@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from moe_book.claims import registry
 
 ROOT = Path(__file__).parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -43,6 +44,7 @@ LIMITS = {
     "figures": 5,
     "sections": 8,
     "verdict boxes": 4,
+    "words of the note of a box": 80,
     "letters of the title": 30,
     "letters of a heading": 45,
     "letters of a caption": 350,
@@ -92,6 +94,7 @@ def measures(path: Path) -> dict[str, float]:
         if not t & {"hide-cell", "hide-output", "remove-cell", "remove-output"}
     ]
     captions = [text for c in code for text in captions_of(c.source)]
+    boxes = [name for c in code for name in re.findall(r'claims\.check\(\s*"([^"]+)"', c.source)]
     text = prose(markdown)
     words, lengths = len(text.split()), sentences(text)
     share = 1000 / max(words, 1)
@@ -103,7 +106,8 @@ def measures(path: Path) -> dict[str, float]:
         "outputs": sum(bool(c.outputs) for c in shown),
         "figures": sum("show(" in c.source for c in shown),
         "sections": len(re.findall(r"^## ", markdown, re.MULTILINE)),
-        "verdict boxes": sum("claims.check(" in c.source for c in code),
+        "verdict boxes": len(boxes),
+        "words of the note of a box": max((len(registry()[b].get("note", "").split()) for b in boxes), default=0),
         "letters of the title": len(re.findall(r"^# (.+)", markdown, re.MULTILINE)[0]),
         "letters of a heading": max(map(len, re.findall(r"^##+ (.+)", markdown, re.MULTILINE))),
         "letters of a caption": max(map(len, captions), default=0),
