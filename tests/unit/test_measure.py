@@ -55,6 +55,12 @@ def test_exponents_of_means_and_of_repetitions_that_share_their_data():
     shared = np.exp(np.random.default_rng(1).normal(size=30))  # a factor that a repetition has at every size
     fit = fit_exponent(sizes, shared * sizes[:, None] ** -0.5, power=1)
     assert np.allclose(fit, -0.5)  # whole repetitions are drawn again, so the factor moves no slope
+    alone = fit_exponent(sizes, shared * sizes[:, None] ** -0.5, power=1, paired=False)
+    x = np.log(sizes) - np.log(sizes).mean()
+    error = shared.std() / shared.mean() / np.sqrt(30 * (x @ x))  # of a slope through four independent means
+    assert alone.slope == fit.slope and np.isclose((alone.high - alone.low) / 3.92, error, rtol=0.15)
+    mixed = np.random.default_rng(2).permuted(np.tile(shared, (4, 1)), axis=1) * sizes[:, None] ** -0.5
+    assert np.allclose(fit_exponent(sizes, mixed, power=1, paired=False), alone, atol=0.05 * error * 3.92)
     two = np.array([1.0] * 5 + [3.0] * 5) * np.array([1.0, 2, 4, 8])[:, None]
     two[-1] = 8 * np.array([2.0] * 10)  # the mean is what the law says, the root mean square is not
     assert np.isclose(fit_exponent(sizes, two, power=1).slope, 1) and fit_exponent(sizes, two).slope < 0.99

@@ -141,20 +141,22 @@ def outcome_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fitted_otherwise(fits: list[tuple]) -> dict[str, float]:
-    """Exponents and intervals of `fit_exponent` against numpy's line and 2,000 other resamples of whole repetitions.
+    """Exponents and intervals of `fit_exponent` against numpy's line and 2,000 other resamples.
 
     Args:
-        fits: for each its sizes, values (S, R), power and the `Exponent` found.
+        fits: for each its sizes, values (S, R), power, whether it is paired, and the `Exponent` found.
 
     Returns:
         `least` and `most`: share of these resamples beyond an end of its interval, which is 2.5 % but for chance;
         `slope`: largest distance of an exponent from numpy's; `fits`: their number.
     """
     beyond, slopes = [], []
-    for sizes, values, power, fit in fits:
+    for sizes, values, power, paired, fit in fits:
         powers = np.abs(np.asarray(values, float)) ** power
-        picks = stream(0, "resampling", 1).integers(powers.shape[1], size=(2000, powers.shape[1]))
-        means = np.column_stack([powers.mean(1), powers[:, picks].mean(2)])
+        S, R = powers.shape
+        picks = stream(0, "resampling", 1).integers(R, size=(1 if paired else S, 2000 * R))
+        drawn = np.take_along_axis(powers, np.broadcast_to(picks, (S, 2000 * R)), 1)
+        means = np.column_stack([powers.mean(1), drawn.reshape(S, 2000, R).mean(2)])
         all_of_them, *again = np.polyfit(np.log(np.asarray(sizes, float)), np.log(means), 1)[0] / power
         slopes.append(abs(fit.slope - all_of_them))
         beyond += [np.mean(np.array(again) < fit.low), np.mean(np.array(again) > fit.high)]
@@ -172,9 +174,12 @@ def outcome_values(errors: pd.DataFrame, scan: str, name: str, *, without: int |
 
 
 def outcome_exponent(errors: pd.DataFrame, scan: str, name: str, *, without: int | None = None) -> Exponent:
-    """Fitted exponent in the size of its scan; arguments as in `outcome_values`."""
+    """Fitted exponent in the size of its scan; arguments as in `outcome_values`.
+
+    Over n a seed has the same initial weights; at two d it has nothing in common.
+    """
     values = outcome_values(errors, scan, name, without=without)
-    return fit_exponent(values.index, values.to_numpy())
+    return fit_exponent(values.index, values.to_numpy(), paired=SCANS[scan] == "n")
 
 
 def beyond() -> list[dict]:

@@ -60,24 +60,28 @@ def paired_exponent(sizes, values: Float[np.ndarray, "S R"]) -> Exponent:
     return Exponent(*mean_interval(slopes))
 
 
-def fit_exponent(sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, power: float = 2) -> Exponent:
+def fit_exponent(
+    sizes, values: Float[np.ndarray, "S R"], seed: int = 0, *, power: float = 2, paired: bool = True
+) -> Exponent:
     """Fit `mean(|values|^power)^(1 / power) ~ sizes^slope` by least squares in logarithms.
 
     Args:
         sizes: S increasing sizes, at least four.
         values: (S, R) measurements, R independent repetitions at each size, at least 10.
-        seed: of the bootstrap, which resamples whole repetitions: one may be the same data at all sizes.
+        seed: of the bootstrap.
         power: 2 fits root mean squares, 1 means.
+        paired: whether a repetition has the same data or initial weights at all sizes. Then whole repetitions are
+            resampled. Otherwise each size is resampled by itself, so that the order of its runs does not matter.
 
     Raises:
         ValueError: for fewer sizes or repetitions, shapes that do not match, or a size or mean that is
             not positive.
     """
-    return _resampled(sizes, [values], [1], seed, power)
+    return _resampled(sizes, [values], [1], seed, power, paired)
 
 
 def exponent_by_size(rows, column: str, *, power: float = 2) -> Exponent:
-    """`fit_exponent` of the values that `by_size` finds; errors are those of the two."""
+    """`fit_exponent` of the values that `by_size` finds, repetitions paired; errors are those of the two."""
     return fit_exponent(*by_size(rows, column), power=power)
 
 
@@ -86,12 +90,12 @@ def exponent_difference(
 ) -> Exponent:
     """The exponent of the first less that of the second, where repetition r of both is of the same data.
 
-    Arguments and errors are those of `fit_exponent`.
+    Arguments and errors are those of `fit_exponent`; repetitions are paired.
     """
-    return _resampled(sizes, [first, second], [1, -1], seed, power)
+    return _resampled(sizes, [first, second], [1, -1], seed, power, True)
 
 
-def _resampled(sizes, samples: list, signs: list[int], seed: int, power: float) -> Exponent:
+def _resampled(sizes, samples: list, signs: list[int], seed: int, power: float, paired: bool) -> Exponent:
     """The sum of the samples' exponents, each with its sign, and an interval from resampled repetitions."""
     sizes, samples = np.asarray(sizes, float), [np.asarray(values, float) for values in samples]
     if sizes.ndim != 1 or len(sizes) < 4 or not (np.diff(sizes) > 0).all() or sizes[0] <= 0:
@@ -109,6 +113,6 @@ def _resampled(sizes, samples: list, signs: list[int], seed: int, power: float) 
         return sum(sign * log_slope(sizes, [means[i] for i in half]) for sign, half in halves) / power
 
     powers = tuple(np.abs(np.concatenate(samples)) ** power)
-    resampling = dict(n_resamples=RESAMPLES, method="percentile", paired=True, rng=stream(seed, "resampling"))
+    resampling = dict(n_resamples=RESAMPLES, method="percentile", paired=paired, rng=stream(seed, "resampling"))
     low, high = bootstrap(powers, slope, **resampling).confidence_interval
     return Exponent(float(slope(*powers)), float(low), float(high))
