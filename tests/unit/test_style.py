@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+
 from moe_book.claims import registry
 
 ROOT = Path(__file__).parents[2]
