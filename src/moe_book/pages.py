@@ -398,10 +398,11 @@ def _erratum(row: dict, known: Mapping[str, Box]) -> str:
     places = f'{_chapter(row)}, <a href="ledger.html#{row["id"]}">ledger</a>'
     lines = derived(row["id"], known)
     boxed = f"<p>{' · '.join(lines)}</p>" if lines else ""
+    remarks = " ".join(filter(None, (row["note"], registry()[row["id"]].get("record"))))
     return (
         f'<div class="erratum mathjax_process" id="erratum-{row["id"]}"><p>{_verdict(row["verdict"])} '
         f'<span title="{row["id"]}">{_paper(row["paper"])}, {typeset(row["where"])}</span> ({places})</p>'
-        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(row['note'])} {typeset(registry()[row['id']].get('record', ''))}</p>{boxed}"
+        f"<p>The claim: {typeset(row['says'])}</p><p>{typeset(remarks)}</p>{boxed}"
         f"{table(row['evidence'])}</div>\n"
     )
 

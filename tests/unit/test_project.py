@@ -181,7 +181,7 @@ def test_chapters_are_executed_sources(path):
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_compared_outputs_show_no_rounding_errors(path):
-    """What nbval compares is the same on every processor: below 1e-6 a power of ten as a limit, and no measured number."""
+    """What nbval compares is the same on every processor: below 1e-6 powers of ten, and no measured numbers."""
     for cell in nbformat.read(path, 4).cells:
         if "nbval-check-output" in cell.metadata.get("tags", []):
             printed = "".join(o.get("text", "") for o in cell.outputs)
