@@ -239,14 +239,15 @@ class Box:
         )
 
     def _lines(self) -> str:
-        """Deciding lines and the first others, `FIRST` together; the rest folded, but open where one is greyed."""
+        """Deciding lines and the first others, at least `FIRST`; the rest folded, but open where one is greyed."""
         lines = sorted(self.evidence, key=lambda line: not line["refuted"].endswith(DECIDES))
-        if len(lines) <= FIRST + 1:
+        shown = max(FIRST, sum(line["refuted"].endswith(DECIDES) for line in lines))
+        if len(lines) <= shown + 1:
             return table(lines)
-        rest = lines[FIRST:]
+        rest = lines[shown:]
         state = "" if all(line["holds"] for line in rest) else " open"
         summary = f"<summary>{len(rest)} more lines of evidence</summary>"
-        return f'{table(lines[:FIRST])}<details class="claim-more"{state}>{summary}{table(rest)}</details>'
+        return f'{table(lines[:shown])}<details class="claim-more"{state}>{summary}{table(rest)}</details>'
 
     def _folds(self) -> str:
         return "".join(
@@ -258,7 +259,7 @@ class Box:
         return {"text/plain": str(self), "text/html": self.html(), MIME: asdict(self)}
 
 
-FIRST = 3  # lines that a box shows unfolded
+FIRST = 2  # lines that a box shows unfolded, but for those that decide
 DECIDES = ", which would change the verdict", ", which sets this verdict"
 MOVED = "not the chapter's numbers"
 OWN = "your check"
