@@ -212,7 +212,10 @@ class Box:
 
     @property
     def folded(self) -> dict[str, str]:
-        """What stands below those, folded, by its heading: what only somebody asks for who checks the claim."""
+        """What stands below those, folded, by its heading: what only somebody asks for who checks the claim.
+
+        The record is the registry's of today: no line or verdict depends on it, so that boxes do not store it.
+        """
         record = registry().get(self.id, {}).get("record", "")
         parts = {f"The criterion, set {self.criterion_set}": self.criterion, "For the record": record}
         return {heading: text for heading, text in parts.items() if text}

@@ -184,7 +184,7 @@ def test_compared_outputs_show_no_rounding_errors(path):
     """What nbval compares is the same on every processor: below 1e-6 powers of ten, and no measured numbers."""
     for cell in nbformat.read(path, 4).cells:
         if "nbval-check-output" in cell.metadata.get("tags", []):
-            printed = "".join(o.get("text", "") for o in cell.outputs)
+            printed = " ".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in cell.outputs)
             numbers = re.findall(r"\b\d[\d.]*e-(?:0[6-9]|[1-9]\d)", printed)
             assert all(re.match("1(?:[.]0+)?e", n) for n in numbers), f"{cell.id}: {numbers}"
 
