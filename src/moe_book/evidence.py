@@ -259,7 +259,7 @@ def _measured(spec: Mapping[str, object], cases: list[Case], values: Mapping[str
     if len({(c.low, c.high) for c in cases}) == 1 and not any(math.isnan(c.value) for c in cases):
         low, high = (_number(end(c.value for c in cases), digits) for end in (min, max))
         return (low if low == high else f"{low} to {high}") + f" ({len(cases)} cases)"
-    return f"{_against(spec, nearest, digits)} ({nearest.label}, nearest of {len(cases)})"
+    return f"{_against(spec, nearest, digits)} (closest call of {len(cases)}: {nearest.label})"
 
 
 def _against(spec: Mapping[str, object], case: Case, digits: int) -> str:

@@ -85,7 +85,7 @@ def test_outside_a_notebook_the_box_is_printed(registry, capsys):
     [
         ({"ratio": 2.1}, r"refuted by ratio: 2.1 \(> 2\)"),
         ({"ratio": float("nan")}, "refuted by ratio"),
-        ({"tie": [1.0, 2.2]}, "refuted by tie: 2.2, predicted 2 .2, nearest of 2. .farther than 0.1"),
+        ({"tie": [1.0, 2.2]}, "refuted by tie: 2.2, predicted 2 .closest call of 2: 2. .farther than 0.1"),
         ({"tie": [1.0], "formula": [1.0]}, "^chen-lem-5.1: tie: expected 2 cases, got 1"),
     ],
 )

@@ -110,8 +110,8 @@ def test_bad_values_are_named(spec, value, message):
         ({"descending": 0, "cases": 1}, {"$a$": 3.0, "$b$": 2.0}, "3 > 2", "another order"),
         ({"descending": 0.5, "cases": 1}, {"a": 3.0, "b": 2.0}, "3 > 2", "a lead of 0.5 or less"),
         ({"above": 0, "cases": 4}, [1.0, 2.0, 5.0, 3.0], "1 to 5 (4 cases)", "≤ 0"),
-        ({"at_most": {"a": 1, "b": 9}, "cases": 2}, {"a": 0.9, "b": 1.0}, "0.9 (a, nearest of 2)", "> 1"),
-        ({"above": 0, "cases": 3}, [1.0, NAN, 3.0], "nan (2, nearest of 3)", "≤ 0"),
+        ({"at_most": {"a": 1, "b": 9}, "cases": 2}, {"a": 0.9, "b": 1.0}, "0.9 (closest call of 2: a)", "> 1"),
+        ({"above": 0, "cases": 3}, [1.0, NAN, 3.0], "nan (closest call of 3: 2)", "≤ 0"),
         ({"equals": "there", "cases": 4}, {k: "there" for k in "abcd"}, "4 of 4", "≠ there"),
     ],
 )

@@ -15,7 +15,7 @@ from moe_book.experiments.own_stages import FILTERS, M, drawn_products, own_erro
 from moe_book.experiments.stages import SEEDS
 from moe_theory.models.moe import PatchMoE
 from moe_theory.streams import torch_stream
-from moe_theory.tasks.patches import SETTINGS, PatchTask
+from moe_theory.tasks.patches import CENTER, SETTINGS, PatchTask
 from moe_theory.theory.exploration import growth_rates, race_in_steps, race_of_layer
 
 STARTS, DRAWS, RUN_DRAWS = 400, 20_000, 2**15
@@ -64,10 +64,11 @@ def errors(own: Tensor, other: Tensor, center: Tensor, sigma_0: float, rng: torc
     return (strengths("alpha") ** 3 * own[:, None] + sign() * rest <= 0).double().mean(1)
 
 
-def raced_error(run) -> float:
+def raced_error(run, *, centres: bool = True) -> float:
     """Percent that experts of a stored run of `own_stages` should err on their clusters, by the race from its start.
 
-    The race has the growth rates of the run's sample and moves the filters along the label signals only.
+    The race has the growth rates of the run's sample and moves the filters along the label signals only. Without
+    `centres` the examples have no centre patch.
     """
     sigma_0, eta, _, T_2 = stages(run.d)
     task = PatchTask(K=2, d=run.d, seed=run.seed, **LAWS)
@@ -75,6 +76,7 @@ def raced_error(run) -> float:
     raced, _ = race_of_layer(layer, task.v, growth_rates(training_coefficients(run)), eta, T_2)
     W = layer.W.data + (raced - layer.W.data @ task.v.T) @ task.v
     y, cluster, z = drawn_products(task, W.flatten(0, 1), RUN_DRAWS, 1000 * (2 * run.seed + 2) + 1)
+    z[:, CENTER] *= centres
     f = (z**3).unflatten(2, (M, FILTERS)).sum((1, 3))
     return own_error(f, y, cluster, torch.tensor(run.profession))
 
