@@ -59,7 +59,7 @@ PAPERS = {
 FOR_PAGES = ("kind", "chapter", "page", "box", "rests_on")
 
 #: What a table or figure says of its criterion: when it was set.
-CRITERION_SET = ("before the rows", "after the rows were seen")
+CRITERION_SET = ("before the runs", "after the runs were seen")
 
 #: Numbers of the registry that limits may name.
 NUMBERS = ("target", "target_sd", "predicted")

@@ -5,6 +5,7 @@ from numbers import Integral, Real
 from reprlib import repr as short
 from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +88,14 @@ def tensor(name: str, value: Tensor, *sizes) -> Tensor:
     if not fits or not value.is_floating_point():
         shape = ", ".join("..." if a is ... else str(a) for a in sizes)
         raise ValueError(f"{name}: expected floating numbers of shape ({shape}), got {value.dtype} {tuple(given)}")
+    return value
+
+
+def numbers(name: str, value) -> np.ndarray:
+    """Return `value` as an array of floats if every entry is finite; raise ValueError otherwise."""
+    value = np.asarray(value, float)
+    if bad := int((~np.isfinite(value)).sum()):
+        raise ValueError(f"{name}: expected finite numbers, got {bad} NaN or infinite entries")
     return value
 
 

@@ -56,10 +56,10 @@ def test_measured_values_give_a_box(registry):
 
 
 def test_a_box_is_typeset_and_escaped_and_folds_criterion_and_record(registry):
-    registry[ID] |= {"criterion": "None.", "criterion_set": "before the rows", "record": "In (E.1) read $b$."}
+    registry[ID] |= {"criterion": "None.", "criterion_set": "before the runs", "record": "In (E.1) read $b$."}
     shown = claims.settle(ID, GOOD).html()
     assert r"For \(a&lt;K\) &amp; b&lt;c." in shown and r'<th scope="row">\(x&lt;y\)</th>' in shown
-    assert "<summary>The criterion, set before the rows</summary><p>None.</p></details>" in shown
+    assert "<summary>The criterion, set before the runs</summary><p>None.</p></details>" in shown
     assert r"<summary>For the record</summary><p>In (E.1) read \(b\).</p></details>" in shown
 
 

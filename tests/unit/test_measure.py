@@ -77,8 +77,9 @@ def test_exponents_of_objects_measured_at_all_sizes_are_averaged():
     half = 4.302653 * 0.1 / 3**0.5  # Student's t with two degrees of freedom
     assert np.allclose(fit, (-0.6, -0.6 - half, -0.6 + half), atol=1e-6)
     assert np.allclose(paired_exponent(sizes[:, None] ** [2, 2, 2], values).slope, -0.3)
-    with pytest.raises(ValueError, match="^values: expected"):
-        paired_exponent(sizes, values[:, :1])
+    for bad in (values[:, :1], np.where(np.eye(4, 3), np.nan, values)):
+        with pytest.raises(ValueError, match="^values: expected"):
+            paired_exponent(sizes, bad)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,8 @@ def test_exponents_of_objects_measured_at_all_sizes_are_averaged():
         ([1, 3, 2, 4], np.ones((4, 10)), "sizes"),
         ([1, 2, 3, 4], np.ones((4, 9)), "values"),
         ([1, 2, 3, 4], np.zeros((4, 10)), "values"),
+        ([1, 2, 3, np.inf], np.ones((4, 10)), "sizes"),
+        ([1, 2, 3, 4], np.where(np.eye(4, 10), np.nan, 1.0), "values"),
     ],
 )
 def test_bad_fits_are_named(sizes, values, name):

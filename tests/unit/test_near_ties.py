@@ -53,6 +53,8 @@ def test_the_limits_are_integrals_over_races():
         (lambda: leader_at_end(0.0, 1.0), "rho"),
         (lambda: leader_at_end(0.5, 0.0), "path"),
         (lambda: exposed_limit(2, (2.0, 3.0), (1.0, 2.0), 1.0), "alpha"),
+        (lambda: mean_error_limit(2, (1.0, 1.0), LAW, 1.0), "alpha"),
+        (lambda: mean_error_limit(2, LAW, (2.0, 2.0), 1.0), "gamma"),
         (lambda: mean_error_limit(2, LAW, (0.0, 2.0), 1.0), "gamma"),
     ],
 )

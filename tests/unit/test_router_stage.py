@@ -96,6 +96,21 @@ def test_a_layer_on_the_invariant_set(reads):
     assert (seen["off_noise"] > 1.5).all() == (reads == "signals")
 
 
+@pytest.mark.parametrize("P", [4, 10])
+def test_logits_off_the_center_are_as_large_as_their_weights_say(P):
+    task = PatchTask(P=P, seed=1)
+    source = torch_stream(0, "weights")
+    parameters = {"W": torch.randn(2, 4, task.d, generator=source), "theta": torch.randn(task.d, 2, generator=source)}
+    seen = off_the_set(parameters, task, task.sample(20_000, 3), "cubic")
+    assert seen["off_center"].sub(1).abs().max() < 0.03
+
+
+def test_the_size_of_logits_off_the_center_needs_noise_patches():
+    task = PatchTask(P=3)
+    with pytest.raises(ValueError, match=r"^task.P: expected an integer >= 4"):
+        off_the_set({"W": torch.zeros(2, 4, task.d), "theta": torch.zeros(task.d, 2)}, task, task.sample(5, 0), "cubic")
+
+
 def test_both_kinds_of_experts_see_the_same_examples():
     runs = watched()
     assert [{**key, "activation": "cubic"} for key in runs[1::2]] == runs[::2]

@@ -53,6 +53,8 @@ def test_the_interval_is_that_of_student():
     for values, level in (([1.0], 0.95), ([1.0, 2.0], 1.0)):
         with pytest.raises(ValueError, match="^values, level: expected"):
             mean_interval(values, level)
+    with pytest.raises(ValueError, match="^values: expected finite numbers, got 1 NaN"):
+        mean_interval([1.0, 2.0, np.nan])
 
 
 def test_all_resamples_are_counted():

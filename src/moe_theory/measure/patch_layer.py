@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from moe_theory import _validate as check
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.measure.inner import expert_errors
 from moe_theory.models.experts import ACTIVATIONS
@@ -73,10 +74,14 @@ def off_the_set(parameters: dict[str, Tensor], task: PatchTask, test: PatchBatch
         `off_noise`: (M,) the same over its size if the weights were zero on label signals; `on_centers`: (M,)
         the squared share of router weights on centers; `rest`: mean `|f|` over centers and noise patches, over
         that over label signals and feature noise, all experts.
+
+    Raises:
+        ValueError: for a task without noise patches.
     """
+    check.integer("task.P", task.P, NOISE + 1)
     theta, W = parameters["theta"], parameters["W"]
     off = ((test.x.sum(1) - test.patch(CENTER)) @ theta).square().mean(0).sqrt()
-    noise = theta.norm(dim=0) * task.sigma_p / task.d**0.5
+    noise = theta.norm(dim=0) * task.sigma_p * ((task.P - NOISE) / task.d) ** 0.5
     moments = _second_moment(*task.alpha) + _second_moment(*task.gamma)
     signals = (test.v @ theta).square().mean(0) * moments
 

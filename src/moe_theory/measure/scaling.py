@@ -74,8 +74,8 @@ def fit_exponent(
             resampled. Otherwise each size is resampled by itself, so that the order of its runs does not matter.
 
     Raises:
-        ValueError: for fewer sizes or repetitions, shapes that do not match, or a size or mean that is
-            not positive.
+        ValueError: for fewer sizes or repetitions, shapes that do not match, numbers that are not finite, or a size or
+            mean that is not positive.
     """
     return _resampled(sizes, [values], [1], seed, power, paired)
 
@@ -97,7 +97,7 @@ def exponent_difference(
 
 def _resampled(sizes, samples: list, signs: list[int], seed: int, power: float, paired: bool) -> Exponent:
     """The sum of the samples' exponents, each with its sign, and an interval from resampled repetitions."""
-    sizes, samples = np.asarray(sizes, float), [np.asarray(values, float) for values in samples]
+    sizes, samples = check.numbers("sizes", sizes), [check.numbers("values", values) for values in samples]
     if sizes.ndim != 1 or len(sizes) < 4 or not (np.diff(sizes) > 0).all() or sizes[0] <= 0:
         raise ValueError(f"sizes: expected at least four increasing positive sizes, got {sizes}")
     for values in samples:

@@ -76,9 +76,9 @@ def mean_interval(values, level: float = 0.95) -> tuple[float, float, float]:
     """The mean of independent values, and the t-interval around it.
 
     Raises:
-        ValueError: for fewer than two values, or a level that is not strictly between 0 and 1.
+        ValueError: for fewer than two values, one that is not finite, or a level that is not strictly between 0 and 1.
     """
-    values = np.asarray(values, float)
+    values = check.numbers("values", values)
     if len(values) < 2 or not 0 < check.not_negative("level", level) < 1:
         raise ValueError(f"values, level: expected two values or more and 0 < level < 1, got {len(values)}, {level!r}")
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)

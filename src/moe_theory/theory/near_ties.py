@@ -59,8 +59,14 @@ def mean_error_limit(J: int, alpha: tuple[float, float], gamma: tuple[float, flo
     A follower of rho times the leader turns the examples with `alpha < rho gamma` and the sign against the label, half
     of them. With `D = (1/rho - 1) / X(rho)` the mean is `tie_density(J) int P(alpha < rho gamma)/2 dD`, by parts
     `tie_density(J) int D d/drho P(alpha < rho gamma)/2 drho`.
+
+    Raises:
+        ValueError: if no example is ever turned, or for a strength that does not vary.
     """
     least = _least_ratio(alpha, gamma)
+    for name, (low, high) in (("alpha", alpha), ("gamma", gamma)):
+        if low == high:
+            raise ValueError(f"{name}: expected low < high, got a strength that is always {low}")
 
     def slope(rho):
         return (1 / rho - 1) / leader_at_end(rho, path) * _turned_slope(rho, alpha, gamma) / 2
