@@ -8,7 +8,8 @@ sets it, and the claim of the book behind it (`FINDINGS`). What they measure bes
 from moe_theory.diagnose.arrays import RouterReport, RouterStream, diagnose_router
 from moe_theory.diagnose.findings import FINDINGS, Finding
 from moe_theory.diagnose.gauge import compare_routers
-from moe_theory.diagnose.model import Report, diagnose
+from moe_theory.diagnose.model import diagnose
+from moe_theory.diagnose.report import Report
 
 __all__ = [
     "FINDINGS",

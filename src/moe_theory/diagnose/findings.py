@@ -25,10 +25,25 @@ FINDINGS = {
         "the layer's output is that of no known gate on its own logits",
         "compare the numbers of the experts and their gates where they are handed on",
     ),
+    "bias in gate": Kind(
+        "book-diagnose-faults",
+        "the gates are taken from the scores with the bias, which is there to select",
+        "select with the bias, and gather the gates from the scores without it",
+    ),
     "config": Kind(
         "book-diagnose-faults",
-        "the gate, the constant factor on it or the number of experts is not the one that the configuration names",
+        "the gate or the number of experts is not the one that the configuration names",
         "set the configuration to what the code computes, or change the code",
+    ),
+    "factor": Kind(
+        "book-diagnose-faults",
+        "the constant factor on the gates is not the one that the configuration names",
+        "multiply once, in the router or behind the experts",
+    ),
+    "shared gate": Kind(
+        "book-diagnose-faults",
+        "a part of the block beside router and experts has no effect on what it returns",
+        "look where the shared expert, its gate or the norm is added; a converter may have left it out",
     ),
     "gradient": Kind(
         "smooth-prop-1",
@@ -37,11 +52,31 @@ FINDINGS = {
         "differ; else look for a detached tensor, in the router or behind the experts, or for logits so far apart that "
         "their softmax has saturated",
     ),
+    "frozen": Kind(
+        "smooth-prop-1",
+        "experts are trained, and no router is",
+        "set requires_grad of the routers' weights, or name them among the modules to be trained",
+    ),
     "selection": Kind(
         "book-noisy-set",
-        "tokens go to experts other than those of the largest logits",
-        "look for a bias, a mask, a sort or a permutation between the logits and the dispatch, or for logits so far "
-        "apart that the smaller probabilities round to 0",
+        "tokens go to experts other than those of the largest scores",
+        "look for a mask, a sort or a permutation between the scores and the dispatch, or for logits so far apart that "
+        "the smaller probabilities round to 0",
+    ),
+    "bias lost": Kind(
+        "book-noisy-set",
+        "the router has a bias that selects, and tokens are sent as if it had none",
+        "add it to the scores before the experts are selected",
+    ),
+    "bias rounded": Kind(
+        "book-noisy-set",
+        "the bias that selects is kept, or added, in half precision",
+        "keep it in single precision, and take it out of what converts the model",
+    ),
+    "groups": Kind(
+        "book-noisy-set",
+        "the groups of experts that tokens are limited to are not those of the configuration",
+        "compare number of groups, groups kept, and what a group is valued by: its largest score, or its two largest",
     ),
     "balance": Kind(
         "book-pooled-balance",
@@ -49,10 +84,35 @@ FINDINGS = {
         "where selection is found too, mend that first; else hand it logits before any softmax, for it takes one "
         "itself, and the number of experts selected",
     ),
+    "loads": Kind(
+        "book-pooled-balance",
+        "the balancing loss counts other loads than those dispatched",
+        "hand it the experts that were selected; it selects again by the logits, without the bias or the groups",
+    ),
+    "padding": Kind(
+        "book-pooled-balance",
+        "the balancing loss counts padding",
+        "hand it the attention mask",
+    ),
+    "unused": Kind(
+        "book-pooled-balance",
+        "a balancing loss is configured, and a training step does not add it",
+        "switch output_router_logits on, in the configuration or the call",
+    ),
     "dropped": Kind(
         "chen-eq-6.1",
         "tokens pass the layer without an expert",
         "raise the capacity, or balance the load",
+    ),
+    "capacity": Kind(
+        "chen-eq-6.1",
+        "an expert takes more tokens than the capacity that is configured",
+        "expect the time and memory of the busiest expert, or use code that has a capacity",
+    ),
+    "collapse": Kind(
+        "chen-tab-9",
+        "few experts get most of the tokens",
+        "balance the load, or lower the rate with which the router learns; the limit is the argument collapse",
     ),
     "ties": Kind(
         "book-noisy-set",

@@ -2,88 +2,21 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import RouterReport, RouterStream, checked_label
-from moe_theory.diagnose.balance import BalanceReport, probe_balance
-from moe_theory.diagnose.findings import FINDINGS, Finding
-from moe_theory.diagnose.probes import DENIED, DIVIDED, Configured, GateReport, probe_gates
+from moe_theory.diagnose.arrays import RouterStream, checked_label
+from moe_theory.diagnose.balance import probe_balance
+from moe_theory.diagnose.probes import DENIED, DIVIDED, Configured, probe_gates
+from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.traces import Layer, Trace, layers_of, left_out, unwrapped
 
 #: What a model is called with, by the names of its arguments: tensors, and flags.
 Batch = Mapping[str, Tensor | bool | None]
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """What was found in a model.
-
-    Attributes:
-        routers: by the router's name, what it does with the tokens.
-        gates: by the router's name, what its layer computes.
-        balance: what each balancing loss reads; empty if the model returns none.
-        left_out: blocks with experts that were not looked at, since they have another router.
-    """
-
-    routers: dict[str, RouterReport]
-    gates: dict[str, GateReport]
-    balance: list[BalanceReport]
-    left_out: list[str]
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What is wrong, layer by layer."""
-        parts = chain(self.routers.values(), self.gates.values(), self.balance)
-        return list(chain.from_iterable(part.findings for part in parts))
-
-    @property
-    def named(self) -> set[str]:
-        return {finding.name for finding in self.findings}
-
-    def __repr__(self) -> str:
-        rest = f" ({len(self.left_out)} left out)" if self.left_out else ""
-        found = ", ".join(sorted(self.named)) or "nothing"
-        return f"{type(self).__name__}({len(self.routers)} layers{rest}, found: {found})"
-
-    def layers(self) -> pd.DataFrame:
-        """What was measured, a row for each layer; in use: effective experts, shares are those of the tokens.
-
-        Behind: whether the block makes of its experts' output that times a constant, with something added, or
-        something else, as a norm does; learns: the router.
-        """
-        rows = {}
-        for name, router in self.routers.items():
-            gate = self.gates[name]
-            rows[name] = {
-                "gate": ", ".join(gate.gates) or "none known",
-                "times": gate.factor,
-                "behind": "a constant" if gate.bent <= 1e-6 else "no constant",
-                "learns": gate.learns,
-                "selected": router.k,
-                "in use": router.effective,
-                "idle": len(router.dead),
-                "undecided": router.undecided / router.tokens,
-                f"changed by noise {router.noise:g}": router.changed,
-                "slope": gate.gradient,
-                "jump": gate.jump,
-                "common shift": router.gauge,
-            }
-        return pd.DataFrame.from_dict(rows, "index")
-
-    def table(self) -> pd.DataFrame:
-        """The findings with what they mean and what can be done."""
-        rows = [
-            {**finding._asdict(), "claim": finding.claim, **FINDINGS[finding.name]._asdict()}
-            for finding in self.findings
-        ]
-        return pd.DataFrame(rows, columns=["where", "name", "value", "limit", "detail", "claim", "says", "act"])
 
 
 def diagnose(

@@ -145,7 +145,7 @@ class GateReport:
         if not _among(self.factor, self.configured.factors, self.limit):
             configured = " or ".join(f"{factor:g}" for factor in self.configured.factors)
             detail = f"computed {named} times {self.factor:.6g}, configured times {configured}"
-            return [Finding("config", self.where, self.factor, self.configured.factors[0], detail)]
+            return [Finding("factor", self.where, self.factor, self.configured.factors[0], detail)]
         return []
 
     def _of_gradient(self) -> list[Finding]:
