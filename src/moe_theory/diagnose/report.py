@@ -59,6 +59,8 @@ class Report:
         for name, router in self.routers.items():
             gate = self.gates[name]
             rows[name] = {
+                "tokens": router.tokens,
+                "selects by": str(gate.rule),
                 "gate": ", ".join(gate.gates) or "none known",
                 "times": gate.factor,
                 "behind": "a constant" if gate.bent <= 1e-6 else "no constant",
