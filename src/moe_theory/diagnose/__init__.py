@@ -8,6 +8,7 @@ sets it, and the claim of the book behind it (`FINDINGS`). What they measure bes
 from moe_theory.diagnose.arrays import RouterReport, RouterStream, diagnose_router
 from moe_theory.diagnose.findings import FINDINGS, Finding
 from moe_theory.diagnose.gauge import compare_routers
+from moe_theory.diagnose.layer import diagnose_layer
 from moe_theory.diagnose.model import diagnose
 from moe_theory.diagnose.report import Report
 
@@ -19,5 +20,6 @@ __all__ = [
     "RouterStream",
     "compare_routers",
     "diagnose",
+    "diagnose_layer",
     "diagnose_router",
 ]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import linear_logits, roundings
+from moe_theory.diagnose.arrays import roundings
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.traces import Layer, Trace, shifted
 from moe_theory.models.rules import topk_set
@@ -217,7 +217,7 @@ def _report(
     shape = (*real.shape, -1)
     gradient = torch.stack([g.double().view(shape) for g in found])
     sent = torch.stack([_wanted(t, k[m.name]).view(shape) for m, t in zip(layers, traces, strict=True)])
-    products = [linear_logits(t.x.detach().double(), m.W, m.b)[0] for m, t in zip(layers, traces, strict=True)]
+    products = [m.products(t.x.detach()) for m, t in zip(layers, traces, strict=True)]
     by_logits = torch.stack([topk_set(t.exact, k[m.name]).view(shape) for m, t in zip(layers, traces, strict=True)])
     at = torch.stack([p.view(shape) for p in products])
     candidates = _candidates(layers, at, sent, by_logits, real.to(at.device))

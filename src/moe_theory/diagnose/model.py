@@ -69,7 +69,7 @@ def diagnose(
         for layer in layers:
             report = probe_gates(layer, real[layer.name], k[layer.name], configured=_configured(model), seed=seed)
             gates[layer.name] = replace(report, learns=learns[layer.name])
-        streams = {m.name: RouterStream(len(m.W), k[m.name], noise=noise, where=m.name) for m in layers}
+        streams = {m.name: RouterStream(m.M, k[m.name], noise=noise, where=m.name) for m in layers}
         for batch in chain([first], rest):
             of_batch = seen if batch is first else _seen(model, layers, _checked(batch))
             for layer in layers:
@@ -141,7 +141,7 @@ def _called(model: nn.Module, batch: Batch) -> None:
     except (TypeError, RuntimeError, IndexError, AttributeError, KeyError) as error:
         given = {name: _kind(value) for name, value in batch.items()}
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise ValueError(f"batches: expected arguments that the model takes, got {given}; {why}") from error
+        raise ValueError(f"model, batches: expected arguments that the model takes, got {given}; {why}") from error
 
 
 def _kind(value) -> str:

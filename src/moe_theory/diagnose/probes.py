@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import kept_gap, linear_logits
+from moe_theory.diagnose.arrays import kept_gap
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.selection import SCORES, Rule, half_precision, rule_of
 from moe_theory.diagnose.traces import INPUTS, Layer, Trace
@@ -353,7 +353,7 @@ def _ask(layer: Layer, trace: Trace, k: int, rule: Rule, seed: int) -> Asked:
         for name in ("x", "y", "exact", "chosen", "gates", "F", "out", "rounding")
     )
     c = torch.randn(F.shape, generator=torch_stream(seed, "probes"), dtype=torch.float64).to(F.device)
-    z = linear_logits(x, layer.W, layer.b)[0]
+    z = layer.products(x)
     limit = 2 * rounding + (h.shape[1] + 8) * torch.finfo(torch.float32).eps
     handed = traces[0].handed
     return Asked(some, u, x, y, z, h, limit, chosen, gates, handed, layer.answers(y, handed), F, out, c)
@@ -523,7 +523,7 @@ def slope(layer: Layer, u: Float[Tensor, " e"], x: Float[Tensor, " d"], c: Float
 
     Asked of these vectors; where an adapter makes them of others, of the products z.
     """
-    W, z = layer.W, torch.zeros(len(layer.W), dtype=c.dtype, device=c.device)
+    W, z = layer.W, torch.zeros(layer.M, dtype=c.dtype, device=c.device)
     with torch.enable_grad():
         asked = W if isinstance(W, nn.Parameter) and W.requires_grad else z.requires_grad_()
         with layer.shifted(z):
@@ -552,7 +552,7 @@ def _ignored(layer: Layer, at: Asked) -> tuple[str, ...]:
     """Parts of the block beside router and experts without which it would return the same."""
     inside = {id(p) for part in (layer.router, layer.experts) for p in part.parameters()}
     beside = {name: p for name, p in layer.block.named_parameters() if id(p) not in inside and p.is_floating_point()}
-    beside = {name: p for name, p in beside.items() if p.numel() not in (len(layer.W), layer.experts_there)}
+    beside = {name: p for name, p in beside.items() if p.numel() not in (layer.M, layer.experts_there)}
     found = []
     for name, p in beside.items():
         kept = p.clone()

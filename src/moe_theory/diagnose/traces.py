@@ -130,6 +130,11 @@ class Layer:
         return getattr(getattr(self.head, "base_layer", self.head), "bias", None)
 
     @property
+    def M(self) -> int:
+        """How many logits it has for a token."""
+        return len(self.W)
+
+    @property
     def learns(self) -> bool:
         """Whether any of the router's vectors is to be trained."""
         return any(p.requires_grad for p in self.head.parameters())
@@ -154,7 +159,7 @@ class Layer:
         """A vector with a number for each expert, by a word in its name."""
         held = [(n, t) for n, t in _tensors(self.router) if self.b is None or t is not self.b]
         held += [(n, t) for n, t in _tensors(self.block, recurse=False)]
-        fits = [t for n, t in held if word in n and t.numel() in (self.experts_there, len(self.W)) and t.numel() > 1]
+        fits = [t for n, t in held if word in n and t.numel() in (self.experts_there, self.M) and t.numel() > 1]
         return fits[0].detach().flatten() if fits else None
 
     @property
@@ -193,11 +198,15 @@ class Layer:
         cap = float(getattr(self.router, "router_logit_softcapping", 0.0) or 0.0)
         return torch.tanh(z / cap) * cap if cap > 0 else z
 
+    def products(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
+        """What the router multiplies, in float64: its logits, before `squash`."""
+        return linear_logits(x.double(), self.W, self.b)[0]
+
     def _handed(
         self, u: Float[Tensor, "n e"], given: list
     ) -> tuple[Tensor, Bool[Tensor, "n M"], Float[Tensor, "n M"], str]:
         """What the experts read, experts and gates as a mask and a matrix, from what the experts are called with."""
-        y, M = given[0].flatten(0, -2), len(self.W)
+        y, M = given[0].flatten(0, -2), self.M
         if len(given) == 1 and y.shape == (M * len(u), u.shape[1]):
             gates = torch.einsum("mnd,nd->nm", y.unflatten(0, (M, -1)), u) / u.square().sum(1, keepdim=True).clamp(
                 min=torch.finfo(u.dtype).tiny
@@ -289,7 +298,7 @@ class Layer:
             exact, rounding = self.logits(read, logits)
             y, chosen, gates, handed = self._handed(u[-1], given.pop())
             check.finite(f"model: what the experts beside {self.name} return", out)
-            F = out.unflatten(0, (len(self.W), -1)).sum(0) if handed == INPUTS else out.flatten(0, -2)
+            F = out.unflatten(0, (self.M, -1)).sum(0) if handed == INPUTS else out.flatten(0, -2)
             seen.append((read, y, exact, logits, rounding, chosen, gates, F, handed))
             if paired:
                 done(None, None, F)
@@ -344,16 +353,16 @@ class Layer:
         """What each expert contributes at each token with some gates, asked alone; for `handed` see `Trace`."""
         if handed == INPUTS:
             read = (gates.T[:, :, None] * y).flatten(0, 1)
-            return self.experts(read).unflatten(0, (len(self.W), -1)).transpose(0, 1)
+            return self.experts(read).unflatten(0, (self.M, -1)).transpose(0, 1)
         return gates[..., None] * self.answers(y, handed)
 
     def answers(self, y: Float[Tensor, "n l"], handed: str) -> Float[Tensor, "n M l"]:
         """What each expert says at each token, asked alone with gate 1; for `handed` see `Trace`."""
         if handed == INPUTS:
-            said = self.says(y, y.new_ones(len(y), len(self.W)), handed).unbind(1)
+            said = self.says(y, y.new_ones(len(y), self.M), handed).unbind(1)
         else:
-            number = torch.arange(len(self.W), device=y.device)[:, None, None].expand(-1, len(y), 1)
-            index = nn.functional.one_hot(number, len(self.W)) if handed == MASK else number
+            number = torch.arange(self.M, device=y.device)[:, None, None].expand(-1, len(y), 1)
+            index = nn.functional.one_hot(number, self.M) if handed == MASK else number
             said = (self.experts(y, m, torch.ones_like(y[:, :1])) for m in index)
         return torch.stack(
             [check.finite(f"model: what expert {m} beside {self.name} returns", f) for m, f in enumerate(said)], 1
@@ -382,7 +391,7 @@ def shifted(layers: list[tuple[Layer, Delta]]):
     """
     with _Shift() as shift, ExitStack() as stack:
         for layer, delta in layers:
-            due = (len(layer.W), delta)
+            due = (layer.M, delta)
             enters = layer.head.register_forward_pre_hook(lambda *_, due=due: setattr(shift, "due", due))
             leaves = layer.head.register_forward_hook(lambda *_: setattr(shift, "due", None), always_call=True)
             stack.callback(enters.remove)
