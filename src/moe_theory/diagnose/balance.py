@@ -178,7 +178,9 @@ def _cut_off(layers: list[Layer]):
     """What routers read and experts say is held fixed, and what is differentiated reaches a router by its logits."""
     with ExitStack() as stack, torch.enable_grad():
         for layer in layers:
-            hook = layer.router.register_forward_pre_hook(lambda _, args: tuple(a.detach() for a in args))
+            hook = layer.router.register_forward_pre_hook(
+                lambda _, args: tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
+            )
             stack.callback(hook.remove)
             hook = layer.experts.register_forward_hook(lambda _, __, out: out.detach())
             stack.callback(hook.remove)

@@ -80,7 +80,7 @@ class Plain(Layer):
     def dtype(self) -> torch.dtype:
         return next((p.dtype for expert in self.each for p in expert.parameters()), torch.float32)
 
-    def double(self) -> "Plain":
+    def double(self, router: torch.dtype = torch.float64) -> "Plain":
         names = {id(module): name for name, module in self.block.named_modules()}
         block = copy.deepcopy(self.block).double()
         same = [block.get_submodule(names[id(module)]) for module in (self.router, *self.each)]

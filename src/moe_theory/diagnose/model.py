@@ -247,7 +247,7 @@ def _configured(model: Any) -> Configured:
     normalized = getattr(config, "norm_topk_prob", None)
     named = {name: value for name, value in config.to_dict().items() if "rout" in name and "scal" in name}
     factors = tuple(float(value) for value in named.values() if isinstance(value, int | float))
-    if getattr(config, "shared_expert_combination_strategy", None) == "average":
+    if getattr(config, "shared_expert_combination_strategy", None) == "average" and config.num_shared_experts:
         factors = (0.5,)
     counts = ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k", "moe_top_k")
     k = next((value for name in counts if isinstance(value := getattr(config, name, None), int)), None)

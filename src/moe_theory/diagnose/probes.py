@@ -58,9 +58,19 @@ GATES: dict[str, Gates] = {
 BIASED, SCALED = ", biased", ", scaled"
 
 
+def is_divided(gate: str) -> bool:
+    """Whether the gates of a name sum to one."""
+    return "divided" in gate or gate.startswith(topk_softmax.name)
+
+
 def gates_of(layer: Layer) -> dict[str, Gates]:
     """All gates that a layer may have, from what its router has."""
     found, bias, scale = dict(GATES), layer.bias, layer.scale
+    norm = getattr(layer.block, "moe_normalize_expert_weights", None)
+    if norm not in (None, 1):
+        found[f"softmax_topk, norm {norm:g}"] = lambda h, chosen: nn.functional.normalize(
+            GATES[softmax_topk.name](h, chosen), p=norm
+        )
     if (jitter := getattr(layer.router, "router_jitter_noise", None)) is not None:
         found["sparsemixer"] = lambda h, chosen: sparse_mixer(h, chosen, float(jitter))
     if bias is not None:
@@ -69,7 +79,7 @@ def gates_of(layer: Layer) -> dict[str, Gates]:
             found |= {f"{name}_topk{BIASED}": _topk(moved), f"{name}_divided{BIASED}": _divided(moved)}
         for name, gate in GATES.items():
             found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(h + bias.to(h), chosen)
-    if scale is not None:
+    if scale is not None and bool((scale != 1).any()):
         found |= {
             name + SCALED: lambda h, chosen, gate=gate: gate(h, chosen) * scale.to(h) for name, gate in found.items()
         }
@@ -111,7 +121,7 @@ class Configured:
         """Whether a gate, by its name, is what it says."""
         if gate == "sparsemixer":
             return True
-        divided = "divided" in gate or gate.startswith(topk_softmax.name)
+        divided = is_divided(gate)
         score = "softmax" if "softmax" in gate else gate.partition("_")[0]
         return self.divided in (None, divided) and self.score in (None, score)
 
@@ -182,6 +192,13 @@ class GateReport:
     coarse: float
 
     @property
+    def gate(self) -> str:
+        """Its gates in words; with one expert all those that are divided by their sum are one."""
+        if self.k == 1 and all(is_divided(name) for name in self.gates):
+            return "divided by itself" if self.gates else "none known"
+        return ", ".join(self.gates) or "none known"
+
+    @property
     def findings(self) -> list[Finding]:
         found = [*self._of_gates(), *self._of_gradient()]
         if self.rounded:
@@ -200,7 +217,7 @@ class GateReport:
         return found
 
     def _of_gates(self) -> list[Finding]:
-        named, allowed = ", ".join(self.gates), [name for name in self.gates if self.configured.allows(name)]
+        named, allowed = self.gate, [name for name in self.gates if self.configured.allows(name)]
         if self.drift > self.coarse:
             detail = "what runs is not what its experts say one by one"
             return [Finding("gate", self.where, self.drift, self.coarse, detail)]
@@ -237,7 +254,7 @@ class GateReport:
             detail = "the one that runs from the one of its copy"
             return [Finding("gradient", self.where, self.felt, self.coarse, detail)]
         if self.apart > 1:
-            detail = f"times its limit from that of {', '.join(self.gates)}"
+            detail = f"times its limit from that of {self.gate}"
             return [Finding("gradient", self.where, self.apart, 1, detail)]
         if abs(gradient - value) > NEAR * abs(value):
             detail = f"of a change of its experts' output; its own changes by {value:.4g}"
@@ -288,10 +305,11 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, s
     Raises:
         ValueError: where the router reads nothing but zeros, an expert answers NaN, or the copy is none.
     """
-    running, layer = layer, layer.double()
+    running = layer
     scores = tuple(SCORES) if configured.score is None else (configured.score, "logits")
     rule, slip = rule_of(trace.exact, trace.rounding, trace.chosen, running.bias, running.groups, scores)
-    at, known = _ask(layer, trace, k, rule, seed), gates_of(running)
+    layer, at = _copy(running, trace, k, rule, seed)
+    known = gates_of(running)
     value, gradient, bent = _passed(layer, at)
     behind = _constant(value, float(at.limit.max()))
     off, named, factor = _named(layer, at, known, behind, configured)
@@ -336,6 +354,26 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, s
     )
 
 
+def _copy(running: Layer, trace: Trace, k: int, rule: Rule, seed: int) -> tuple[Layer, Asked]:
+    """A copy of a layer in float64 and what it says; of its router in float32 where that is written into its code.
+
+    Raises:
+        ValueError: for a layer that runs in neither.
+    """
+    error = None
+    for precision in (torch.float64, torch.float32):
+        try:
+            layer = running.double(precision)
+            return layer, _ask(layer, trace, k, rule, seed)
+        except (RuntimeError, TypeError, IndexError, AttributeError) as kept:
+            error = error or kept
+    put = [kind for kind, module in running.block.named_modules() if "forward" in vars(module)]
+    why = f"; forward is replaced in {put}" if put else ""
+    raise ValueError(
+        f"model: expected layers that run in torch.float64, too, got {error} in {running.name}{why}"
+    ) from error
+
+
 @torch.no_grad()
 def _ask(layer: Layer, trace: Trace, k: int, rule: Rule, seed: int) -> Asked:
     """Tokens here and there whose selection is decided, or any where none is; no token that is 0."""
@@ -364,20 +402,12 @@ def _copied(layer: Layer, u: Float[Tensor, "n e"]) -> list[Trace]:
 
     A copy's logits change with its own router.
     """
-    W, follows = layer.W, True
-    try:
-        traces = [layer(token[None]) for token in u]
-        if isinstance(W, nn.Parameter):
-            kept, x = W.detach().clone(), traces[0].x[0]
-            W[0] += x / x.square().sum()
-            follows = not torch.equal(layer(u[:1]).recorded, traces[0].recorded)
-            W.copy_(kept)
-    except RuntimeError as error:  # a type written into its code, or a method of the original
-        put = [kind for kind, module in layer.block.named_modules() if "forward" in vars(module)]
-        why = f"; forward is replaced in {put}" if put else ""
-        raise ValueError(
-            f"model: expected layers that run in torch.float64, too, got {error} in {layer.name}{why}"
-        ) from error
+    W, follows, traces = layer.W, True, [layer(token[None]) for token in u]
+    if isinstance(W, nn.Parameter):
+        kept, x = W.detach().clone(), traces[0].x[0]
+        W[0] += x / x.square().sum()
+        follows = not torch.equal(layer(u[:1]).recorded, traces[0].recorded)
+        W.copy_(kept)
     if not follows:
         raise ValueError(
             f"model: expected layers that can be copied, got one whose copy calls the original: {layer.name}"

@@ -61,7 +61,7 @@ class Report:
             rows[name] = {
                 "tokens": router.tokens,
                 "selects by": str(gate.rule),
-                "gate": ", ".join(gate.gates) or "none known",
+                "gate": gate.gate,
                 "times": gate.factor,
                 "behind": "a constant" if gate.bent <= 1e-6 else "no constant",
                 "learns": gate.learns,

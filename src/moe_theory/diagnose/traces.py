@@ -5,7 +5,7 @@ A model class of the library names the class of its routers and the place of the
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,10 +109,8 @@ class Layer:
     def experts_there(self) -> int:
         """How many experts have weights."""
         stacked = [len(p) for p in self.experts.parameters() if p.ndim == 3]
-        children = [m for m in self.experts.modules() if isinstance(m, nn.ModuleList | nn.ModuleDict)]
-        if stacked:
-            return min(stacked)
-        return len(children[0]) if children else len([*self.experts.children()])
+        listed = [m for m in self.experts.modules() if isinstance(m, nn.ModuleList | nn.ModuleDict)] or [self.experts]
+        return min(stacked, default=sum(any(True for _ in m.parameters()) for m in listed[0].children()))
 
     @property
     def W(self) -> Float[Tensor, "M d"]:
@@ -177,20 +175,23 @@ class Layer:
         """In which the experts are stored."""
         return next(self.experts.parameters()).dtype
 
-    def double(self) -> "Layer":
+    def double(self, router: torch.dtype = torch.float64) -> "Layer":
         """A copy in float64, hooks and all, whose roundings are those that the code itself puts in.
 
         The library multiplies all experts in one call, which knows no float64; the copy has them in a loop.
+
+        Args:
+            router: precision of the router's copy, for one that has a type written into its code.
         """
         block = copy.deepcopy(self.block).double()
         for module in block.modules():
             if hasattr(module, "config"):
                 module.config._experts_implementation = "eager"  # pyright: ignore[reportAttributeAccessIssue]
-        router = getattr(block, self.name.rpartition(".")[2], None) or block.router
-        for module in router.modules():  # a router that says in which precision it computes
+        routes = (getattr(block, self.name.rpartition(".")[2], None) or block.router).to(router)
+        for module in routes.modules():  # a router that says in which precision it computes
             if isinstance(getattr(module, "dtype", None), torch.dtype) and "dtype" in vars(module):
-                module.dtype = torch.float64  # pyright: ignore[reportAttributeAccessIssue]
-        return Layer(self.name, block, router, block.experts, self.logits_at, self.config)  # pyright: ignore
+                module.dtype = router
+        return Layer(self.name, block, routes, block.experts, self.logits_at, self.config)
 
     def squash(self, z: Float[Tensor, "*n M"]) -> Float[Tensor, "*n M"]:
         """Logits from the products of the router, which some routers multiply, or cap by a hyperbolic tangent."""
@@ -290,10 +291,6 @@ class Layer:
                 u[-1] = torch.cat([u[-1], given[-1][0].flatten(0, -2)], -1)
 
         def leaves(_, __, out):
-            if not x:
-                raise ValueError(
-                    f"model: expected layers that can be copied, got one whose copy calls the original: {self.name}"
-                )
             read, logits = x.pop(), recorded.pop()
             exact, rounding = self.logits(read, logits)
             y, chosen, gates, handed = self._handed(u[-1], given.pop())
@@ -307,8 +304,18 @@ class Layer:
             *parts, handed = seen.pop()
             traces.append(Trace(u.pop(), *parts, _tokens(out).detach(), handed))  # pyright: ignore[reportCallIssue]
 
+        def multiplies(_, args):
+            x[-1] = args[0].flatten(0, -2)  # what the router multiplies, where it makes something else of what it reads
+
         def reads(_, args, kwargs):
-            u.append(_tokens(_values(args, kwargs)))
+            read, *others = _values(args, kwargs)
+            beside = [t for t in others if isinstance(t, Tensor) and t.is_floating_point() and t.ndim == read.ndim == 3]
+            if beside:
+                raise ValueError(
+                    f"model: expected blocks that read hidden states, got one that reads {[*beside[0].shape]} beside "
+                    f"{[*read.shape]}: {self.name}"
+                )
+            u.append(read.flatten(0, -2))
 
         named = {"with_kwargs": True}
         with ExitStack() as stack:
@@ -318,7 +325,8 @@ class Layer:
                 self.experts.register_forward_pre_hook(enters, prepend=True, **named),
                 self.router.register_forward_hook(returned, prepend=True),
                 # after that
-                self.head.register_forward_pre_hook(lambda _, args: x.append(args[0].flatten(0, -2))),
+                self.router.register_forward_pre_hook(lambda _, args: x.append(args[0].flatten(0, -2))),
+                self.head.register_forward_pre_hook(multiplies),
                 self.experts.register_forward_hook(leaves),
             ):
                 stack.callback(hook.remove)
@@ -359,11 +367,15 @@ class Layer:
     def answers(self, y: Float[Tensor, "n l"], handed: str) -> Float[Tensor, "n M l"]:
         """What each expert says at each token, asked alone with gate 1; for `handed` see `Trace`."""
         if handed == INPUTS:
-            said = self.says(y, y.new_ones(len(y), self.M), handed).unbind(1)
+            said: Iterable[Tensor] = self.says(y, y.new_ones(len(y), self.M), handed).unbind(1)
         else:
             number = torch.arange(self.M, device=y.device)[:, None, None].expand(-1, len(y), 1)
-            index = nn.functional.one_hot(number, self.M) if handed == MASK else number
-            said = (self.experts(y, m, torch.ones_like(y[:, :1])) for m in index)
+            gates = torch.ones_like(y[:, :1])
+            if handed == MASK:
+                number = nn.functional.one_hot(number, self.M)
+            else:  # and once more with gate 0, for the library's loops do not all take one number for a token
+                number, gates = number.expand(-1, -1, 2), torch.cat([gates, 0 * gates], 1)
+            said = (self.experts(y, m, gates).flatten(0, -2) for m in number)
         return torch.stack(
             [check.finite(f"model: what expert {m} beside {self.name} returns", f) for m, f in enumerate(said)], 1
         )
@@ -392,10 +404,11 @@ def shifted(layers: list[tuple[Layer, Delta]]):
     with _Shift() as shift, ExitStack() as stack:
         for layer, delta in layers:
             due = (layer.M, delta)
-            enters = layer.head.register_forward_pre_hook(lambda *_, due=due: setattr(shift, "due", due))
-            leaves = layer.head.register_forward_hook(lambda *_: setattr(shift, "due", None), always_call=True)
-            stack.callback(enters.remove)
-            stack.callback(leaves.remove)
+            for module in (layer.router, layer.head):  # not every router calls the module that has its vectors
+                enters = module.register_forward_pre_hook(lambda *_, due=due: setattr(shift, "due", due))
+                leaves = module.register_forward_hook(lambda *_: setattr(shift, "due", None), always_call=True)
+                stack.callback(enters.remove)
+                stack.callback(leaves.remove)
         yield
 
 
