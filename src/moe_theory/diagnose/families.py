@@ -76,7 +76,7 @@ class Built:
     config: str
     model: str
     own: dict[str, Any] = field(default_factory=dict)
-    drawn: dict[str, str] = field(default_factory=dict)
+    drawn: dict[str, str | tuple[str, ...]] = field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -152,7 +152,7 @@ SIZES: dict[str, Built] = {
         "DiffusionGemmaTextConfig",
         "DiffusionGemmaEncoderTextModel",
         dict(global_head_dim=16),
-        drawn={"scales": "scale"},
+        drawn={"scales": ("router.scale", "per_expert_scale")},
     ),
     "doge": _language("Doge", dict(is_moe=True, num_experts=16)),
     "dots1": _language("Dots1", drawn=BIAS),
@@ -177,7 +177,7 @@ SIZES: dict[str, Built] = {
         "Gemma4",
         dict(enable_moe_block=True, hidden_size_per_layer_input=0, global_head_dim=16),
         text="Text",
-        drawn={"scales": "scale"},
+        drawn={"scales": ("router.scale", "per_expert_scale")},
     ),
     "glm4_moe": _language("Glm4Moe", drawn=BIAS),
     "glm4_moe_lite": _language("Glm4MoeLite", drawn=BIAS),
@@ -330,7 +330,7 @@ def draw_weights(model: nn.Module, seed: int) -> None:
     """Draws all matrices of a model, `N(0, 1/n)` for n inputs; vectors stay as the library makes them."""
     rng = torch_stream(seed, "weights")
     for p in model.parameters():
-        if p.ndim > 1:
+        if p.ndim > 1 and p.requires_grad:  # Ernie's selection biases are a matrix of one row, and are not learned
             p.copy_(torch.randn(p.shape, generator=rng) / p.shape[-1] ** 0.5)
 
 
@@ -417,7 +417,7 @@ def _draw_tables(model: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def _draw_beside(model: nn.Module, ending: str, seed: int) -> None:
+def _draw_beside(model: nn.Module, ending: str | tuple[str, ...], seed: int) -> None:
     """Adds N(0, 0.2^2) to all tensors of a model whose name ends so."""
     rng = torch_stream(seed, "weights", 2)
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
