@@ -369,8 +369,9 @@ def build(name: str, variant: str = PLAIN, *, seed: int = 0) -> nn.Module:
     check.choice("variant", variant, variants(name))
     of = SIZES[name]
     transformers = library(LEAST)
+    arguments = _arguments(of, VARIANTS.get(variant, {})) | of.variants.get(variant, {})
     with torch.random.fork_rng(devices=[]):  # the library draws weights of its own first
-        made = getattr(transformers, of.config)(**_arguments(of, VARIANTS.get(variant, {})) | of.variants.get(variant, {}))
+        made = getattr(transformers, of.config)(**arguments)
         model = getattr(transformers, of.model)(made)
     draw_weights(model, seed)
     _draw_tables(model, seed)
