@@ -45,6 +45,7 @@ def test_every_family_of_the_library_is_known():
     assert not SIZES.keys() & CANNOT.keys()
 
 
+@pytest.mark.slow
 def test_what_is_listed_is_in_the_library():
     if Version(transformers.__version__) == Version(pinned()):
         assert names() >= SIZES.keys()

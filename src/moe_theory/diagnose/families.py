@@ -327,10 +327,10 @@ def serves(transformers: ModuleType, least: str) -> bool:
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int) -> None:
-    """Draws all matrices of a model, `N(0, 1/n)` for n inputs; vectors stay as the library makes them."""
+    """Draws all matrices that a model learns, `N(0, 1/n)` for n inputs; vectors stay as the library makes them."""
     rng = torch_stream(seed, "weights")
     for p in model.parameters():
-        if p.ndim > 1 and p.requires_grad:  # Ernie's selection biases are a matrix of one row, and are not learned
+        if p.ndim > 1 and p.requires_grad:  # selection biases of Ernie are a matrix of one row
             p.copy_(torch.randn(p.shape, generator=rng) / p.shape[-1] ** 0.5)
 
 
