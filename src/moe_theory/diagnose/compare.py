@@ -468,10 +468,10 @@ class Asked:
     def answers(self, y: Float[Tensor, "n d"], handed) -> Float[Tensor, "n M d"]:
         return self.layer.answers(y.to(self.like), handed).cpu().double()
 
-    def beside(self, u: Float[Tensor, "n d"], F: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """What the block says where its experts say nothing."""
+    def passed(self, u: Float[Tensor, "n d"], F: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """What the block says where its experts say F."""
         name = f"model: what the block of {self.layer.name} returns"
-        return check.finite(name, self.layer.passed(u.to(self.like), torch.zeros_like(F).to(self.like))).cpu().double()
+        return check.finite(name, self.layer.passed(u.to(self.like), F.to(self.like))).cpu().double()
 
 
 def _plain(part):
@@ -518,36 +518,28 @@ def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> C
     choices = _choices_part(site, A, both, of_router, u, limit)
     dropped = _dropped_part(site, both, choices)
     gates = _gates_part(site, both, of_router, limit)
-    if shift and (gates.value > gates.limit or choices.value > choices.limit):
+    if logits.value > logits.limit:
+        shift = 0.0
+    elif shift and (gates.value > gates.limit or choices.value > choices.limit):
         logits = logits._replace(value=shift, limit=float(limit.allowed), says="all of a token shifted by one number")
         shift = 0.0
     parts += [logits, choices._replace(ran=_ran_choices(met, of_router)), dropped, gates]
     parts += _experts_parts(site, A, B, both, answers, of_experts, limit, sites)
-    parts.append(_shared_part(site, A, B, u, both, moved, limit))
-    parts.append(_block_part(site, both, of_router, limit, [m.ran for m in met]))
+    behind = _behind_part(site, A, B, u, both, moved, limit)
+    shared = _shared_part(site, A, B, u, both, moved, limit)
+    parts.append(shared._replace(follows=behind.value > behind.limit))
+    block = _block_part(site, both, of_router, limit, [m.ran for m in met])
+    if behind.value > behind.limit:
+        parts.append(behind._replace(ran=block.ran))
+    else:
+        parts.append(block._replace(follows=any(part.value > part.limit for part in parts)))
     order = tuple(of_router.tolist())
     renumbered = not apart and order != tuple(range(M))
     return Compared(_follows(parts), order if renumbered else (), shift, eps)
 
 
 #: Parts of which others are the consequence.
-BEFORE = {
-    "choices": ("bias", "logits"),
-    "dropped": ("bias", "logits", "choices"),
-    "gates": ("logits",),
-    "block": (
-        "order",
-        "bias",
-        "logits",
-        "choices",
-        "dropped",
-        "gates",
-        "experts",
-        "transposed",
-        "shared",
-        "shared gate",
-    ),
-}
+BEFORE = {"choices": ("bias", "logits"), "dropped": ("bias", "logits", "choices"), "gates": ("logits",)}
 
 
 def _follows(parts: list[Part]) -> list[Part]:
@@ -555,8 +547,7 @@ def _follows(parts: list[Part]) -> list[Part]:
     off: set[str] = set()
     marked = []
     for part in parts:
-        follows = bool(off.intersection(BEFORE.get(part.name, ())))
-        marked.append(part._replace(follows=follows))
+        marked.append(part._replace(follows=part.follows or bool(off.intersection(BEFORE.get(part.name, ())))))
         if part.value > part.limit:
             off.add(part.name)
     return marked
@@ -625,8 +616,8 @@ def _matched(*alike: Bool[Tensor, "M M"]) -> tuple[Int[Tensor, " M"], int]:
     """The numbers that agree with most, of these with the fewest changes; and how often they do not agree."""
     M = len(alike[0])
     off = sum((~ok).long() for ok in alike)
-    order = torch.as_tensor(linear_sum_assignment((M + 1) * off + 1 - torch.eye(M).long())[1])  # pyright: ignore
-    return order, int(off[torch.arange(M), order].sum())  # pyright: ignore[reportIndexIssue]
+    order = torch.as_tensor(linear_sum_assignment((M + 1) * off + 1 - torch.eye(M).long())[1])
+    return order, int(off[torch.arange(M), order].sum())
 
 
 def _orders(both: Both, answers: Answers, limit: Limit) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"], bool]:
@@ -697,7 +688,7 @@ def _of_other(site: Site, b: Trace, sites: list[Site], u: Tensor, bound: float) 
     for other in sites:
         if other.where == site.where or not isinstance(other.a, Layer):
             continue
-        if other.a.W.shape == site.a.W.shape:  # pyright: ignore[reportAttributeAccessIssue]
+        if other.a.W.shape == site.a.W.shape:
             H = _plain(other.a(u.to(other.a.W.dtype).to(other.a.W.device)).recorded)
             if float((H - b.recorded).norm()) <= bound * float(H.norm()):
                 return f", those of {other.where}"
@@ -706,7 +697,7 @@ def _of_other(site: Site, b: Trace, sites: list[Site], u: Tensor, bound: float) 
 
 def _bias_part(site: Site, order: Tensor) -> list[Part]:
     """The biases that select, up to a number that is added to all; nothing where there are none."""
-    held = [_bias(layer) for layer in (site.a, site.b)]  # pyright: ignore[reportArgumentType]
+    held = [_bias(layer) for layer in (site.a, site.b)]
     if held[0] is None and held[1] is None:
         return []
     own = next(t for t in held if t is not None)
@@ -809,7 +800,7 @@ def _held(both: Both, same: Bool[Tensor, " n"], part: str, order: Tensor) -> tup
             keeps = (m.chosen == t.chosen).all(1) & same
             off = getattr(m, part)[keeps] - getattr(t, part)[keeps]
             noise = max(noise, float(off.norm()) * math.sqrt(float(same.sum()) / max(1, int(keeps.sum()))))
-    return *pair, noise  # pyright: ignore[reportReturnType]
+    return *pair, noise
 
 
 def _apart(a: Tensor, b: Tensor, noise: float, limit: Limit) -> tuple[float, float]:
@@ -965,10 +956,24 @@ def _mended(matrices: list[Tensor], mend: Callable[[Tensor], Tensor | None]) -> 
             p.copy_(value)
 
 
+def _behind_part(site: Site, A: Asked, B: Asked, u: Tensor, both: Both, moved: list[Tensor], limit: Limit) -> Part:
+    """What the first model's output of the experts, instead of none, changes in what the block says."""
+
+    def changed(ask: Asked, v: Tensor, F: Tensor) -> Tensor:
+        return ask.passed(v, F) - ask.passed(v, torch.zeros_like(F))
+
+    F = both.a.F
+    near = _rounded(F, limit.eps, 0)
+    a, b = changed(A, u, F), changed(B, u, F)
+    noise = max(float((changed(ask, v, near) - s).norm()) for v in moved for ask, s in ((A, a), (B, b)))
+    return Part(site.where, "block", *_apart(a, b, noise, limit), "what it makes of its experts")
+
+
 def _shared_part(site: Site, A: Asked, B: Asked, u: Tensor, both: Both, moved: list[Tensor], limit: Limit) -> Part:
     """What the block says where its experts say nothing: the shared expert with its gate, a number for each token."""
-    a, b = A.beside(u, both.a.F), B.beside(u, both.b.F)
-    noise = max(float((ask.beside(v, t.F) - s).norm()) for v in moved for ask, t, s in ((A, both.a, a), (B, both.b, b)))
+    nothing = torch.zeros_like(both.a.F)
+    a, b = A.passed(u, nothing), B.passed(u, nothing)
+    noise = max(float((ask.passed(v, nothing) - s).norm()) for v in moved for ask, s in ((A, a), (B, b)))
     value, bound = _apart(a, b, noise, limit)
     if value <= bound:
         return Part(site.where, "shared", value, bound)
@@ -991,7 +996,7 @@ def _from_dense(site: Site, A: Asked, B: Asked, u: Tensor, limit: Limit) -> list
     """A layer of a mixture whose experts are to be copies of an MLP."""
 
     def dense(x: Tensor) -> Float[Tensor, "n d"]:
-        return _tokens(A.layer(x.to(A.like)[None])).cpu().double()  # pyright: ignore
+        return _tokens(A.layer(x.to(A.like)[None])).cpu().double()
 
     t, near = B(u), _rounded(u, limit.eps, 0)
     some = torch.linspace(0, len(u) - 1, min(ASKED, len(u))).long()
@@ -1001,7 +1006,7 @@ def _from_dense(site: Site, A: Asked, B: Asked, u: Tensor, limit: Limit) -> list
     each = [_apart(said, f[:, m], share * noise, limit) for m in range(f.shape[1])]
     off = torch.tensor([value > bound for value, bound in each])
     says = f"experts {_list(off)} are no copies" if off.any() else ""
-    ones, shared = t.gates.sum(1), B.beside(u, t.F)
+    ones, shared = t.gates.sum(1), B.passed(u, torch.zeros_like(t.F))
     parts = [
         Part(site.where, "gates", *_apart(torch.ones_like(ones), ones, 0.0, limit), "their sum, for 1"),
         Part(site.where, "experts", *max(each, key=lambda pair: pair[0] / pair[1]), says),
