@@ -34,6 +34,9 @@ STAGES = 8
 #: Tokens of a batch that a layer is put to; of these, tokens at which every expert is asked alone.
 KEPT, ASKED = 256, 32
 
+#: Tokens dropped by one model only that are put to it alone, to see which experts they would be sent to.
+ALONE = 32
+
 #: Draws of rounded inputs: for sizes, and to see whether a choice of experts holds.
 DRAWS, HOLDS = 2, 16
 
@@ -344,8 +347,8 @@ def _run(
             for embeds in (m for m in model.modules() if isinstance(m, nn.Embedding)):
                 stack.callback(embeds.register_forward_hook(lambda _, __, out: _rounded(out, eps, 0)).remove)
         try:
-            final = _final(model(**batch))
-        except (TypeError, IndexError) as error:
+            final = _final(_said(name, lambda: model(**batch)))
+        except (TypeError, IndexError, RuntimeError) as error:
             raise ValueError(f"batches: expected arguments with which {name} runs, got {error}") from error
     final = check.finite(f"{name}: what it returns", final).flatten(0, -2)
     return [traces[0] if traces else None for traces in seen], final
@@ -370,16 +373,17 @@ def _met(
     ran_b, end_b = _run("b", b, after, batch)
     if end_a.shape != end_b.shape:
         raise ValueError(f"b: expected to return {tuple(end_a.shape)} numbers as a, got {tuple(end_b.shape)}")
+    for site, t, other in zip(sites, ran_a, ran_b, strict=True):
+        if other is not None and t.u.shape != other.u.shape:
+            raise ValueError(
+                f"b: expected to read {tuple(t.u.shape)} in {site.where}, as a, got {tuple(other.u.shape)}"
+            )
     same, same_end = _run("b", b, after, batch, said=said)
     moved_a, moved_end_a = _run("a", a, before, batch, said=said, eps=eps)
     moved_b, moved_end_b = _run("b", b, after, batch, said=said, eps=eps)
     met = []
     for site, *t in zip(sites, ran_a, ran_b, same, moved_a, moved_b, strict=True):
         real = _real(_arguments(a, site.b, batch), len(t[0].u))
-        if t[1] is not None and t[0].u.shape != t[1].u.shape:
-            raise ValueError(
-                f"b: expected to read {tuple(t[0].u.shape)} in {site.where} as a, got {tuple(t[1].u.shape)}"
-            )
         met.append(_at(real, *t))
     real = _real(_arguments(a, sites[-1].b, batch), len(end_a))
     ends = _sums(real, end_a, same_end, moved_end_a, moved_end_b), _sums(real, end_a, end_b)
@@ -456,22 +460,23 @@ class Asked:
     """A layer that takes and gives float64 on the CPU, whatever it computes in.
 
     Attributes:
-        layer: the layer, or an MLP; like: a number in its format and on its device.
+        name: of the model; layer: the layer, or an MLP; like: a number in its format and on its device.
     """
 
+    name: str
     layer: Layer
     like: Tensor
 
     def __call__(self, u: Float[Tensor, "n d"]) -> Trace:
-        return Trace(*(_plain(part) for part in self.layer(u.to(self.like))))
+        return Trace(*(_plain(part) for part in _said(self.name, self.layer, u.to(self.like))))
 
     def answers(self, y: Float[Tensor, "n d"], handed) -> Float[Tensor, "n M d"]:
-        return self.layer.answers(y.to(self.like), handed).cpu().double()
+        return _plain(_said(self.name, self.layer.answers, y.to(self.like), handed))
 
     def passed(self, u: Float[Tensor, "n d"], F: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """What the block says where its experts say F."""
-        name = f"model: what the block of {self.layer.name} returns"
-        return check.finite(name, self.layer.passed(u.to(self.like), F.to(self.like))).cpu().double()
+        said = self.layer.passed(u.to(self.like), F.to(self.like))
+        return _plain(check.finite(f"{self.name}: what the block of {self.layer.name} returns", said))
 
 
 def _plain(part):
@@ -499,13 +504,14 @@ class Both(NamedTuple):
 
 def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> Compared:
     u = torch.cat([m.u for m in met]).double()
-    A, B = (Asked(layer, like) for layer, like in zip((site.a, site.b), met[0].like, strict=True))
+    A, B = (Asked(*each) for each in zip("ab", (site.a, site.b), met[0].like, strict=True))
     blocks = (site.a.block if isinstance(site.a, Layer) else site.a), site.b.block
     eps = _resolution(*blocks)
     limit = Limit(eps, _terms(site), tolerance)
     u = u.to(A.like.dtype).double()
+    as_ran = math.nan if any(m.ran is None for m in met) else _relative([m.ran for m in met])[0]
     if not isinstance(site.a, Layer):
-        return Compared(_from_dense(site, A, B, u, limit), (), 0.0, eps)
+        return Compared(_from_dense(site, A, B, u, limit, as_ran), (), 0.0, eps)
     moved = [_rounded(u, eps, draw) for draw in range(DRAWS)]
     both = Both(A(u), B(u), [(A(v), B(v)) for v in moved])
     if (M := both.a.chosen.shape[1]) != (other := both.b.chosen.shape[1]):
@@ -515,7 +521,7 @@ def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> C
     parts = [_order_part(site, of_router, of_experts, apart)]
     parts += [*_bias_part(site, of_router)]
     logits, shift = _logits_part(site, both, of_router, limit, sites, u)
-    choices = _choices_part(site, A, both, of_router, u, limit)
+    choices = _choices_part(site, A, B, both, of_router, u, limit)
     dropped = _dropped_part(site, both, choices)
     gates = _gates_part(site, both, of_router, limit)
     if logits.value > logits.limit:
@@ -528,9 +534,9 @@ def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> C
     behind = _behind_part(site, A, B, u, both, moved, limit)
     shared = _shared_part(site, A, B, u, both, moved, limit)
     parts.append(shared._replace(follows=behind.value > behind.limit))
-    block = _block_part(site, both, of_router, limit, [m.ran for m in met])
+    block = Part(site.where, "block", *_of_same(both, of_router, "out", limit), behind.says, as_ran)
     if behind.value > behind.limit:
-        parts.append(behind._replace(ran=block.ran))
+        parts.append(behind._replace(ran=as_ran))
     else:
         parts.append(block._replace(follows=any(part.value > part.limit for part in parts)))
     order = tuple(of_router.tolist())
@@ -587,15 +593,19 @@ def _answers(A: Asked, B: Asked, both: Both, eps: float) -> Answers:
     return Answers(y, *said, tuple(moved))  # pyright: ignore[reportCallIssue]
 
 
-def _distances(a: Float[Tensor, "M n"], b: Float[Tensor, "M n"]) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
-    """Of every row from every other, relative to the root mean square of their sizes, and these."""
-    size = ((a.square().sum(1)[:, None] + b.square().sum(1)) / 2).sqrt()
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist") / size.clamp(min=TINY), size
+def _distances(a: Float[Tensor, "M n"], b: Float[Tensor, "M n"], near: float) -> Float[Tensor, "M M"]:
+    """Of every row from every other; those below `near` exactly, for products of rows lose half the digits."""
+    apart = torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist")
+    for row, other in (apart <= near).nonzero().tolist():
+        apart[row, other] = (a[row] - b[other]).norm()
+    return apart
 
 
 def _alike(answers: Answers, limit: Limit) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
-    """How far the experts are apart, and the limit of each pair."""
-    apart, size = _distances(*(f.transpose(0, 1).flatten(1) for f in (answers.a, answers.b)))
+    """How far the experts are apart, relative to the root mean square of their sizes, and the limit of each pair."""
+    a, b = (f.transpose(0, 1).flatten(1) for f in (answers.a, answers.b))
+    size = ((a.square().sum(1)[:, None] + b.square().sum(1)) / 2).sqrt()
+    apart = _distances(a, b, 1e-6 * float(size.max())) / size.clamp(min=TINY)
     return apart, limit(torch.maximum(answers.moved[0][:, None], answers.moved[1]), size)
 
 
@@ -660,9 +670,10 @@ def _logits_limit(both: Both, limit: Limit) -> float:
     """Of the logits of an expert, relative to the root mean square over the experts."""
     size, M = _spread(both), both.a.recorded.shape[1]
     raw = max(float(t.recorded.norm()) for t in (both.a, both.b))
-    moved = (
-        (m.recorded - t.recorded).norm(dim=0).max() for pair in both.moved for m, t in zip(pair, both, strict=False)
-    )
+    still = (both.a, both.b)
+    moved = [
+        (m.recorded - t.recorded).norm(dim=0).max() for pair in both.moved for m, t in zip(pair, still, strict=True)
+    ]
     noise = max(map(float, moved)) * math.sqrt(M)
     return float(limit(noise, raw)) * raw / max(size, TINY)
 
@@ -729,15 +740,21 @@ def _of_bias(a: Float[Tensor, " M"], b: Float[Tensor, " M"], missing: bool) -> s
     return "another"
 
 
-def _choices_part(site: Site, A: Asked, both: Both, order: Tensor, u: Tensor, limit: Limit) -> Part:
+def _choices_part(site: Site, A: Asked, B: Asked, both: Both, order: Tensor, u: Tensor, limit: Limit) -> Part:
     """Share of the tokens with other experts; the limit is the share of those where rounding may decide."""
     a, b = both.a.chosen, both.b.chosen[:, order]
     k, other = (int(chosen.sum(1).max()) for chosen in (a, b))
     if k != other:
         return Part(site.where, "choices", 1, 0, f"{other} experts for a token, {k} before")
-    full = (a.sum(1) == k) & (b.sum(1) == k)
-    flipped = full & (a != b).any(1)
-    open_ = flipped & _near(both, order, limit.eps)
+    short = (a.sum(1) == k) != (b.sum(1) == k)
+    alone = short.nonzero()[:, 0][:ALONE]
+    a, b = a.clone(), b.clone()
+    a[short], b[short] = False, False
+    for token in alone.tolist():  # what it would be sent to, were there room
+        a[token], b[token] = (ask(u[token : token + 1]).chosen[0] for ask in (A, B))
+        b[token] = b[token, order]
+    flipped = (a != b).any(1) & (a.sum(1) == k) & (b.sum(1) == k)
+    open_ = flipped & _near(both, order, a != b, limit.eps)
     asked = (flipped & ~open_).nonzero()[:, 0][:KEPT]
     open_[asked] = _wavers(A, u[asked], limit)
     share = float(flipped.double().mean())
@@ -745,13 +762,12 @@ def _choices_part(site: Site, A: Asked, both: Both, order: Tensor, u: Tensor, li
     return Part(site.where, "choices", share, float(open_.double().mean()), says)
 
 
-def _near(both: Both, order: Tensor, eps: float) -> Bool[Tensor, " n"]:
+def _near(both: Both, order: Tensor, other: Bool[Tensor, "n M"], eps: float) -> Bool[Tensor, " n"]:
     """Where experts that are selected in one model only have logits that differ by no more than the models' do.
 
     That explains every other choice of the largest logits; where a bias selects, see `_wavers`.
     """
     a, b = both.a.recorded, both.b.recorded[:, order]
-    other = both.a.chosen != both.b.chosen[:, order]
     gap = a.masked_fill(~other, -math.inf).amax(1) - a.masked_fill(~other, math.inf).amin(1)
     apart = b - a
     moved = (apart - apart.median(1, keepdim=True).values).abs().amax(1)
@@ -778,12 +794,15 @@ def _ran_choices(met: list[Met], order: Tensor) -> float:
 
 
 def _dropped_part(site: Site, both: Both, choices: Part) -> Part:
-    """Share of the tokens without all of their experts in one model only; a token sent elsewhere may displace one."""
+    """Share of the tokens without all of their experts in one model only.
+
+    A token sent elsewhere may be dropped or no longer be, and make room for another one, and take that of a third.
+    """
     short = [t.chosen.sum(1) < t.chosen.sum(1).max() for t in (both.a, both.b)]
     a, b = (float(s.double().mean()) for s in short)
     value = float((short[0] != short[1]).double().mean())
     says = f"{b:.2g} of the tokens, {a:.2g} before" if value else ""
-    return Part(site.where, "dropped", value, 2 * choices.limit, says)
+    return Part(site.where, "dropped", value, 3 * choices.limit, says)
 
 
 def _same(both: Both, order: Tensor) -> Bool[Tensor, " n"]:
@@ -791,7 +810,7 @@ def _same(both: Both, order: Tensor) -> Bool[Tensor, " n"]:
     return (both.a.chosen == both.b.chosen[:, order]).all(1) & both.a.chosen.any(1)
 
 
-def _held(both: Both, same: Bool[Tensor, " n"], part: str, order: Tensor) -> tuple[Tensor, Tensor, float]:
+def _held(both: Both, same: Bool[Tensor, " n"], part: str) -> tuple[Tensor, Tensor, float]:
     """A part in both models at these tokens, and how far rounding moves it where it changes no choice."""
     pair = [getattr(t, part)[same] for t in (both.a, both.b)]
     noise = 0.0
@@ -809,9 +828,15 @@ def _apart(a: Tensor, b: Tensor, noise: float, limit: Limit) -> tuple[float, flo
     return float((a - b).norm()) / max(size, TINY), float(limit(noise, size))
 
 
+def _of_same(both: Both, order: Tensor, part: str, limit: Limit) -> tuple[float, float]:
+    """Distance of a part at tokens with the same experts, and its limit."""
+    a, b, noise = _held(both, _same(both, order), part)
+    return _apart(a, b, noise, limit)
+
+
 def _gates_part(site: Site, both: Both, order: Tensor, limit: Limit) -> Part:
     """The gates of tokens with the same experts."""
-    a, b, noise = _held(both, _same(both, order), "gates", order)
+    a, b, noise = _held(both, _same(both, order), "gates")
     b = b[:, order]
     value, bound = _apart(a, b, noise, limit)
     return Part(site.where, "gates", value, bound, _of_gates(a, b, bound) if value > bound else "")
@@ -881,9 +906,8 @@ def _experts_parts(
 
 def _together(site: Site, both: Both, order: Tensor, limit: Limit, value: float, bound: float) -> Part:
     """Experts that agree each alone: what they say together at their gates, where these agree."""
-    a, b, noise = _held(both, _same(both, order), "F", order)
     gates = [t.gates[_same(both, order)] for t in (both.a, both.b)]
-    sums = _apart(a, b, noise, limit)
+    sums = _of_same(both, order, "F", limit)
     if sums[0] > sums[1] and _apart(gates[0], gates[1][:, order], 0.0, limit)[0] <= sums[1]:
         return Part(site.where, "experts", *sums, "together, though each alone agrees")
     return Part(site.where, "experts", value, bound)
@@ -986,13 +1010,7 @@ def _shared_part(site: Site, A: Asked, B: Asked, u: Tensor, both: Both, moved: l
     return Part(site.where, "shared", value, bound, "another" if a.any() else "none before")
 
 
-def _block_part(site: Site, both: Both, order: Tensor, limit: Limit, ran: list) -> Part:
-    a, b, noise = _held(both, _same(both, order), "out", order)
-    as_ran = math.nan if None in ran else _relative(ran)[0]
-    return Part(site.where, "block", *_apart(a, b, noise, limit), "what it makes of its experts", ran=as_ran)
-
-
-def _from_dense(site: Site, A: Asked, B: Asked, u: Tensor, limit: Limit) -> list[Part]:
+def _from_dense(site: Site, A: Asked, B: Asked, u: Tensor, limit: Limit, ran: float) -> list[Part]:
     """A layer of a mixture whose experts are to be copies of an MLP."""
 
     def dense(x: Tensor) -> Float[Tensor, "n d"]:
@@ -1011,6 +1029,7 @@ def _from_dense(site: Site, A: Asked, B: Asked, u: Tensor, limit: Limit) -> list
         Part(site.where, "gates", *_apart(torch.ones_like(ones), ones, 0.0, limit), "their sum, for 1"),
         Part(site.where, "experts", *max(each, key=lambda pair: pair[0] / pair[1]), says),
         Part(site.where, "shared", float(shared.norm() / out.norm().clamp(min=TINY)), 0, "where a has none"),
-        Part(site.where, "block", *_apart(out, t.out, noise, limit), "what it makes of its experts"),
     ]
-    return _follows(parts)
+    follows = any(part.value > part.limit for part in parts)
+    block = Part(site.where, "block", *_apart(out, t.out, noise, limit), "what it makes of its experts", ran, follows)
+    return [*parts, block]
