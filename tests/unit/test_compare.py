@@ -607,8 +607,14 @@ def test_bad_batches_and_tolerances_are_named():
     for tolerance in (-0.1, float("nan"), "much"):
         with pytest.raises(ValueError, match="tolerance: expected a finite number >= 0"):
             compare(a, a, texts("Mixtral"), tolerance=tolerance)
-    with pytest.raises(ValueError, match=r"a: expected mixture layers, or MLPs where b has them, got none at"):
+    with pytest.raises(ValueError, match="a: expected a model of transformers, got Module"):
         compare(nn.Module(), a, texts("Mixtral"))
+    dense, mixture = upcycled()
+    del dense.model.layers[1].mlp
+    with pytest.raises(
+        ValueError, match=r"a: expected mixture layers, or MLPs .* got none at \['model.layers.1.mlp'\]"
+    ):
+        compare(dense, mixture, texts("Mixtral"))
 
 
 def test_what_is_not_a_number_is_said():

@@ -202,6 +202,9 @@ def _said(name: str, asked: Callable, *args) -> Any:
 
 
 def _sites(a: nn.Module, b: nn.Module) -> list[Site]:
+    for name, model in (("a", a), ("b", b)):
+        if not hasattr(model, "config"):
+            raise ValueError(f"{name}: expected a model of transformers, got {type(model).__name__}")
     words = [getattr(m.config.get_text_config(), "vocab_size", None) for m in (a, b)]  # pyright: ignore
     if words[0] != words[1]:
         raise ValueError(f"b: expected a vocabulary of {words[0]} symbols as in a, got {words[1]}")
@@ -375,9 +378,8 @@ def _met(
         raise ValueError(f"b: expected to return {tuple(end_a.shape)} numbers as a, got {tuple(end_b.shape)}")
     for site, t, other in zip(sites, ran_a, ran_b, strict=True):
         if other is not None and t.u.shape != other.u.shape:
-            raise ValueError(
-                f"b: expected to read {tuple(t.u.shape)} in {site.where}, as a, got {tuple(other.u.shape)}"
-            )
+            sizes = tuple(t.u.shape), tuple(other.u.shape)
+            raise ValueError(f"b: expected to read {sizes[0]} in {site.where}, as a, got {sizes[1]}")
     same, same_end = _run("b", b, after, batch, said=said)
     moved_a, moved_end_a = _run("a", a, before, batch, said=said, eps=eps)
     moved_b, moved_end_b = _run("b", b, after, batch, said=said, eps=eps)
@@ -670,11 +672,8 @@ def _logits_limit(both: Both, limit: Limit) -> float:
     """Of the logits of an expert, relative to the root mean square over the experts."""
     size, M = _spread(both), both.a.recorded.shape[1]
     raw = max(float(t.recorded.norm()) for t in (both.a, both.b))
-    still = (both.a, both.b)
-    moved = [
-        (m.recorded - t.recorded).norm(dim=0).max() for pair in both.moved for m, t in zip(pair, still, strict=True)
-    ]
-    noise = max(map(float, moved)) * math.sqrt(M)
+    pairs = [pair for moved in both.moved for pair in zip(moved, (both.a, both.b), strict=True)]
+    noise = max(float((m.recorded - t.recorded).norm(dim=0).max()) for m, t in pairs) * math.sqrt(M)
     return float(limit(noise, raw)) * raw / max(size, TINY)
 
 
