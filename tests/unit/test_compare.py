@@ -207,7 +207,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable, set[str], int, str]] = {
     "two experts exchanged": (ALL, at(0, renumbered("experts", exchange)), {"order"}, 0, "[0, 1, 5, 3, 4, 2, 6, 7]"),
     "router rolled": (
         *(ALL[:5], at(1, renumbered("router", roll)), {"order"}, 1),
-        "router renumbered against the experts, [1, 2, 3, 4, 5, 6, 7, 0]",
+        "router renumbered against the experts, by 1",
     ),
     "rolled, one random": (
         *(DECODERS, both(at(1, renumbered("experts", roll)), at(1, randomized(3))), {"order", "experts"}, 1),
@@ -341,7 +341,7 @@ def test_sound_pairs_are_equal_to_rounding(family, name, seed):
         assert repr(found).startswith("compare: equal to rounding in 2 layers")
         assert bool(found.orders) == ("renumbered" in name) and bool(found.shifts) == ("shifted" in name)
     if "renumbered" in name:
-        assert set(found.orders.values()) == {(7, 6, 5, 4, 3, 2, 1, 0)}
+        assert set(found.orders.values()) == {((7, 6, 5, 4, 3, 2, 1, 0),) * 2}
 
 
 def test_a_bias_that_selects_is_held_to_single_precision():
@@ -402,7 +402,7 @@ def test_numbers_that_the_answers_cannot_tell_are_taken_from_the_router():
         for layer in layers_of(b):
             layer.W.copy_(layer.W.roll(1, 0))
     found = compare(a, b, texts("Mixtral"))
-    assert not found and set(found.orders.values()) == {(1, 2, 3, 4, 5, 6, 7, 0)}
+    assert not found and set(found.orders.values()) == {((1, 2, 3, 4, 5, 6, 7, 0),) * 2}
 
 
 class LowRank(nn.Module):

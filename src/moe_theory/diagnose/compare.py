@@ -37,8 +37,8 @@ KEPT, ASKED = 256, 32
 #: Tokens dropped by one model only that are put to it alone, to see which experts they would be sent to.
 ALONE = 32
 
-#: Draws of rounded inputs: for sizes, and to see whether a choice of experts holds.
-DRAWS, HOLDS = 2, 16
+#: Draws of rounded inputs by which it is seen whether a choice of experts holds.
+HOLDS = 16
 
 TINY, SINGLE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float32).eps
 
@@ -75,14 +75,14 @@ class ModelComparison:
 
     Attributes:
         parts: what was compared, in the order in which a token passes it.
-        orders: by layer, numbers that the first model's experts have in the second one, where these are others and
-            router and experts agree on them, which is no difference.
+        orders: by layer, numbers that the first model's experts have in the second one's router, and among its
+            experts, where these are others; if both are the same, that is no difference.
         shifts: by layer, by how much all logits are shifted together, relative to their size, where no gate sees it.
         formats: by layer, unit in the last place, relative, of the coarser of the two formats.
     """
 
     parts: list[Part]
-    orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    orders: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     shifts: dict[str, float] = field(default_factory=dict)
     formats: dict[str, float] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class ModelComparison:
             return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
 
         first = None if self.first is None else plain(self.first)
-        orders = {name: list(order) for name, order in self.orders.items()}
+        orders = {name: [list(order) for order in both] for name, both in self.orders.items()}
         rest = {"orders": orders, "shifts": self.shifts, "formats": self.formats}
         return {"equal": not self, "first": first, "parts": [plain(part) for part in self.parts], **rest}
 
@@ -166,7 +166,7 @@ def compare(a: nn.Module, b: nn.Module, batches: Batch | Iterable[Batch], *, tol
     parts = list(chain.from_iterable([part, *layer.parts] for part, layer in zip(outside, layers, strict=True)))
     return ModelComparison(
         _causes([*parts, behind]),
-        {s.where: layer.order for s, layer in zip(sites, layers, strict=True) if layer.order},
+        {s.where: layer.orders for s, layer in zip(sites, layers, strict=True) if layer.orders},
         {s.where: layer.shift for s, layer in zip(sites, layers, strict=True) if layer.shift},
         {s.where: layer.eps for s, layer in zip(sites, layers, strict=True)},
     )
@@ -491,17 +491,30 @@ class Compared(NamedTuple):
     """What was found in a layer; see `ModelComparison`."""
 
     parts: list[Part]
-    order: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
     shift: float
     eps: float
 
 
 class Both(NamedTuple):
-    """What two layers do with the same tokens, and what each does with those tokens rounded."""
+    """What two layers do with the same tokens u, and what each does with these rounded, `near`.
 
-    a: Trace
-    b: Trace
-    moved: list[tuple[Trace, Trace]]
+    Attributes:
+        still: both layers at u; moved: both at `near`.
+    """
+
+    u: Float[Tensor, "n d"]
+    near: Float[Tensor, "n d"]
+    still: tuple[Trace, Trace]
+    moved: tuple[Trace, Trace]
+
+    @property
+    def a(self) -> Trace:
+        return self.still[0]
+
+    @property
+    def b(self) -> Trace:
+        return self.still[1]
 
 
 def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> Compared:
@@ -514,8 +527,8 @@ def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> C
     as_ran = math.nan if any(m.ran is None for m in met) else _relative([m.ran for m in met])[0]
     if not isinstance(site.a, Layer):
         return Compared(_from_dense(site, A, B, u, limit, as_ran), (), 0.0, eps)
-    moved = [_rounded(u, eps, draw) for draw in range(DRAWS)]
-    both = Both(A(u), B(u), [(A(v), B(v)) for v in moved])
+    near = _rounded(u, eps, 0)
+    both = Both(u, near, (A(u), B(u)), (A(near), B(near)))
     if (M := both.a.chosen.shape[1]) != (other := both.b.chosen.shape[1]):
         raise ValueError(f"b: expected {M} experts in {site.where} as in a, got {other}")
     answers = _answers(A, B, both, eps)
@@ -533,17 +546,16 @@ def _layer(site: Site, met: list[Met], tolerance: float, sites: list[Site]) -> C
         shift = 0.0
     parts += [logits, choices._replace(ran=_ran_choices(met, of_router)), dropped, gates]
     parts += _experts_parts(site, A, B, both, answers, of_experts, limit, sites)
-    behind = _behind_part(site, A, B, u, both, moved, limit)
-    shared = _shared_part(site, A, B, u, both, moved, limit)
-    parts.append(shared._replace(follows=behind.value > behind.limit))
+    shared, behind = _beside_parts(site, A, B, both, limit)
+    parts.append(shared)
     block = Part(site.where, "block", *_of_same(both, of_router, "out", limit), behind.says, as_ran)
     if behind.value > behind.limit:
         parts.append(behind._replace(ran=as_ran))
     else:
         parts.append(block._replace(follows=any(part.value > part.limit for part in parts)))
-    order = tuple(of_router.tolist())
-    renumbered = not apart and order != tuple(range(M))
-    return Compared(_follows(parts), order if renumbered else (), shift, eps)
+    orders = tuple(of_router.tolist()), tuple(of_experts.tolist())
+    plain = orders == (tuple(range(M)),) * 2
+    return Compared(_follows(parts), () if plain else orders, shift, eps)
 
 
 #: Parts of which others are the consequence.
@@ -652,11 +664,21 @@ def _order_part(site: Site, of_router: Tensor, of_experts: Tensor, apart: bool) 
     plain = torch.arange(len(of_router))
     share = float((of_router != of_experts).double().mean())
     if torch.equal(of_router, plain):
-        return Part(site.where, "order", share, 0, f"experts renumbered against the router, {of_experts.tolist()}")
-    if torch.equal(of_experts, plain):
-        return Part(site.where, "order", share, 0, f"router renumbered against the experts, {of_router.tolist()}")
-    says = f"router renumbered, {of_router.tolist()}, and experts otherwise, {of_experts.tolist()}"
+        says = f"experts renumbered against the router, {_order(of_experts)}"
+    elif torch.equal(of_experts, plain):
+        says = f"router renumbered against the experts, {_order(of_router)}"
+    else:
+        says = f"router renumbered, {_order(of_router)}, and experts otherwise, {_order(of_experts)}"
     return Part(site.where, "order", share, 0, says)
+
+
+def _order(of: Int[Tensor, " M"]) -> str:
+    """An order in short: by how many all have moved on, or all numbers, or how many are others."""
+    M, plain = len(of), torch.arange(len(of))
+    on = int(of[0])
+    if torch.equal(of, (plain + on) % M):
+        return f"by {on}" if 2 * on <= M else f"by {on - M}"
+    return str(of.tolist()) if M <= 16 else f"{int((of != plain).sum())} of {M}"
 
 
 # The router.
@@ -672,8 +694,8 @@ def _logits_limit(both: Both, limit: Limit) -> float:
     """Of the logits of an expert, relative to the root mean square over the experts."""
     size, M = _spread(both), both.a.recorded.shape[1]
     raw = max(float(t.recorded.norm()) for t in (both.a, both.b))
-    pairs = [pair for moved in both.moved for pair in zip(moved, (both.a, both.b), strict=True)]
-    noise = max(float((m.recorded - t.recorded).norm(dim=0).max()) for m, t in pairs) * math.sqrt(M)
+    moved = ((m.recorded - t.recorded).norm(dim=0) for m, t in zip(both.moved, both.still, strict=True))
+    noise = max(float(each.max()) for each in moved) * math.sqrt(M)
     return float(limit(noise, raw)) * raw / max(size, TINY)
 
 
@@ -811,13 +833,12 @@ def _same(both: Both, order: Tensor) -> Bool[Tensor, " n"]:
 
 def _held(both: Both, same: Bool[Tensor, " n"], part: str) -> tuple[Tensor, Tensor, float]:
     """A part in both models at these tokens, and how far rounding moves it where it changes no choice."""
-    pair = [getattr(t, part)[same] for t in (both.a, both.b)]
+    pair = [getattr(t, part)[same] for t in both.still]
     noise = 0.0
-    for moved in both.moved:
-        for m, t in zip(moved, (both.a, both.b), strict=True):
-            keeps = (m.chosen == t.chosen).all(1) & same
-            off = getattr(m, part)[keeps] - getattr(t, part)[keeps]
-            noise = max(noise, float(off.norm()) * math.sqrt(float(same.sum()) / max(1, int(keeps.sum()))))
+    for m, t in zip(both.moved, both.still, strict=True):
+        keeps = (m.chosen == t.chosen).all(1) & same
+        off = getattr(m, part)[keeps] - getattr(t, part)[keeps]
+        noise = max(noise, float(off.norm()) * math.sqrt(float(same.sum()) / max(1, int(keeps.sum()))))
     return *pair, noise
 
 
@@ -979,24 +1000,26 @@ def _mended(matrices: list[Tensor], mend: Callable[[Tensor], Tensor | None]) -> 
             p.copy_(value)
 
 
-def _behind_part(site: Site, A: Asked, B: Asked, u: Tensor, both: Both, moved: list[Tensor], limit: Limit) -> Part:
-    """What the first model's output of the experts, instead of none, changes in what the block says."""
-
-    def changed(ask: Asked, v: Tensor, F: Tensor) -> Tensor:
-        return ask.passed(v, F) - ask.passed(v, torch.zeros_like(F))
-
-    F = both.a.F
+def _beside_parts(site: Site, A: Asked, B: Asked, both: Both, limit: Limit) -> tuple[Part, Part]:
+    """What the block says where its experts say nothing, and what it makes of those of the first model."""
+    F, nothing, asked = both.a.F, torch.zeros_like(both.a.F), (A, B)
     near = _rounded(F, limit.eps, 0)
-    a, b = changed(A, u, F), changed(B, u, F)
-    noise = max(float((changed(ask, v, near) - s).norm()) for v in moved for ask, s in ((A, a), (B, b)))
-    return Part(site.where, "block", *_apart(a, b, noise, limit), "what it makes of its experts")
+    a, b = (ask.passed(both.u, nothing) for ask in asked)
+    moved = [ask.passed(both.near, nothing) for ask in asked]
+    made_a, made_b = (ask.passed(both.u, F) - s for ask, s in zip(asked, (a, b), strict=True))
+    made_near = [ask.passed(both.near, near) - s for ask, s in zip(asked, moved, strict=True)]
+    value, bound = _apart(made_a, made_b, _noise([made_a, made_b], made_near), limit)
+    shared = _shared_part(site, a, b, _noise([a, b], moved), limit)
+    block = Part(site.where, "block", value, bound, "what it makes of its experts")
+    return shared._replace(follows=value > bound), block
 
 
-def _shared_part(site: Site, A: Asked, B: Asked, u: Tensor, both: Both, moved: list[Tensor], limit: Limit) -> Part:
-    """What the block says where its experts say nothing: the shared expert with its gate, a number for each token."""
-    nothing = torch.zeros_like(both.a.F)
-    a, b = A.passed(u, nothing), B.passed(u, nothing)
-    noise = max(float((ask.passed(v, nothing) - s).norm()) for v in moved for ask, s in ((A, a), (B, b)))
+def _noise(still: list[Tensor], moved: list[Tensor]) -> float:
+    return max(float((m - s).norm()) for m, s in zip(moved, still, strict=True))
+
+
+def _shared_part(site: Site, a: Float[Tensor, "n d"], b: Float[Tensor, "n d"], noise: float, limit: Limit) -> Part:
+    """The shared expert with its gate, which is a number for each token."""
     value, bound = _apart(a, b, noise, limit)
     if value <= bound:
         return Part(site.where, "shared", value, bound)
