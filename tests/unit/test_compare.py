@@ -215,16 +215,76 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable, set[str], int, str]] = {
     ),
     "one expert random": (ALL, at(1, randomized(3)), {"experts"}, 1, "experts [3]"),
     "all experts random": (ALL, at(0, randomized()), {"experts"}, 0, "experts [0..7]"),
-    "one expert zero": (("Mixtral", "DeepSeek-V3"), at(1, matrices("down_proj", lambda p: 0 * p, 2)), {"experts"}, 1, "experts [2] (answer 0)"),
-    "one expert another's": (("Mixtral",), at(1, lambda layer: [p.__setitem__(3, p[6]) for p in layer.experts.parameters()]), {"experts"}, 1, "experts [3] (as those of a numbered [6])"),
-    "down transposed": (("Mixtral",), at(1, matrices("down_proj", lambda p: p.T)), {"transposed"}, 1, "experts [0..7] (down_proj transposed)"),
-    "one down transposed": (("Mixtral",), at(1, matrices("down_proj", lambda p: p.T, 3)), {"transposed"}, 1, "experts [3] (down_proj transposed)"),
-    "up transposed": (("OLMoE",), at(1, matrices("gate_up_proj", lambda p: p.T)), {"transposed"}, 1, "experts [0..7] (gate_up_proj transposed)"),
-    "halves transposed": (("Mixtral",), at(0, matrices("gate_up_proj", lambda p: torch.cat([h.T for h in p.chunk(2)]))), {"transposed"}, 0, "experts [0..7] (gate_up_proj each half transposed)"),
-    "wo transposed": (("Switch",), at(0, matrices("wo", lambda p: p.T, 1, 4)), {"transposed"}, 0, "experts [1, 4] (wo transposed)"),
-    "both transposed": (("Switch",), at(1, matrices("w", lambda p: p.T)), {"transposed"}, 1, "experts [0..7] (wi, wo transposed)"),
-    "gate and up swapped": (DECODERS, at(1, matrices("gate_up_proj", lambda p: p.roll(len(p) // 2, 0))), {"experts"}, 1, "experts [0..7] (gate_up_proj halves exchanged)"),
-    "gate and up in turn": (DECODERS, at(1, matrices("gate_up_proj", lambda p: torch.stack(p.chunk(2), 1).flatten(0, 1))), {"experts"}, 1, "(gate_up_proj rows of the halves in turn)"),
+    "one expert zero": (
+        ("Mixtral", "DeepSeek-V3"),
+        at(1, matrices("down_proj", lambda p: 0 * p, 2)),
+        {"experts"},
+        1,
+        "experts [2] (answer 0)",
+    ),
+    "one expert another's": (
+        ("Mixtral",),
+        at(1, lambda layer: [p.__setitem__(3, p[6]) for p in layer.experts.parameters()]),
+        {"experts"},
+        1,
+        "experts [3] (as those of a numbered [6])",
+    ),
+    "down transposed": (
+        ("Mixtral",),
+        at(1, matrices("down_proj", lambda p: p.T)),
+        {"transposed"},
+        1,
+        "experts [0..7] (down_proj transposed)",
+    ),
+    "one down transposed": (
+        ("Mixtral",),
+        at(1, matrices("down_proj", lambda p: p.T, 3)),
+        {"transposed"},
+        1,
+        "experts [3] (down_proj transposed)",
+    ),
+    "up transposed": (
+        ("OLMoE",),
+        at(1, matrices("gate_up_proj", lambda p: p.T)),
+        {"transposed"},
+        1,
+        "experts [0..7] (gate_up_proj transposed)",
+    ),
+    "halves transposed": (
+        ("Mixtral",),
+        at(0, matrices("gate_up_proj", lambda p: torch.cat([h.T for h in p.chunk(2)]))),
+        {"transposed"},
+        0,
+        "experts [0..7] (gate_up_proj each half transposed)",
+    ),
+    "wo transposed": (
+        ("Switch",),
+        at(0, matrices("wo", lambda p: p.T, 1, 4)),
+        {"transposed"},
+        0,
+        "experts [1, 4] (wo transposed)",
+    ),
+    "both transposed": (
+        ("Switch",),
+        at(1, matrices("w", lambda p: p.T)),
+        {"transposed"},
+        1,
+        "experts [0..7] (wi, wo transposed)",
+    ),
+    "gate and up swapped": (
+        DECODERS,
+        at(1, matrices("gate_up_proj", lambda p: p.roll(len(p) // 2, 0))),
+        {"experts"},
+        1,
+        "experts [0..7] (gate_up_proj halves exchanged)",
+    ),
+    "gate and up in turn": (
+        DECODERS,
+        at(1, matrices("gate_up_proj", lambda p: torch.stack(p.chunk(2), 1).flatten(0, 1))),
+        {"experts"},
+        1,
+        "(gate_up_proj rows of the halves in turn)",
+    ),
     "shared lost": (("Qwen2-MoE", "DeepSeek-V3"), at(1, shared_lost), {"shared"}, 1, "lost"),
     "shared other": (("Qwen2-MoE", "DeepSeek-V3"), at(0, shared_other), {"shared"}, 0, "another"),
     "shared gate ignored": (("Qwen2-MoE",), at(0, shared_gate_ignored), {"shared gate"}, 0, "by token"),
@@ -233,19 +293,72 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable, set[str], int, str]] = {
     "bias rolled": (V3, at(0, biases(roll)), {"bias"}, 0, "renumbered"),
     "bias rounded": (V3, at(1, biases(lambda b: b.bfloat16().float())), {"bias"}, 1, "rounded to bfloat16"),
     "bias other": (V3, at(1, biases(lambda b: 1.1 * b)), {"bias"}, 1, "another"),
-    "groups ignored": (V3, at(1, set_router(num_group=1, topk_group=1)), {"choices"}, 1, "of the tokens go to other experts"),
+    "groups ignored": (
+        V3,
+        at(1, set_router(num_group=1, topk_group=1)),
+        {"choices"},
+        1,
+        "of the tokens go to other experts",
+    ),
     "factor lost": (V3, at(1, set_router(routed_scaling_factor=1.0)), {"gates"}, 1, "times 0.4"),
     "factor twice": (V3, at(0, set_router(routed_scaling_factor=6.25)), {"gates"}, 0, "times 2.5"),
-    "no longer normalized": (V3, at(0, set_router(norm_topk_prob=False)), {"gates"}, 0, "no longer divided by their sum"),
-    "normalized": (("Qwen2-MoE", "OLMoE"), at(1, gates_changed(tiny._normalized)), {"gates"}, 1, "now divided by their sum"),
-    "gates of biased scores": (V3, at(1, lambda layer: layer.router.register_forward_hook(lambda _, __, out: (out[0], 2.5 * (g := (out[0].sigmoid() + layer.router.e_score_correction_bias).gather(1, out[2])) / g.sum(1, keepdim=True), out[2]))), {"gates"}, 1, "others on the same logits"),
+    "no longer normalized": (
+        V3,
+        at(0, set_router(norm_topk_prob=False)),
+        {"gates"},
+        0,
+        "no longer divided by their sum",
+    ),
+    "normalized": (
+        ("Qwen2-MoE", "OLMoE"),
+        at(1, gates_changed(tiny._normalized)),
+        {"gates"},
+        1,
+        "now divided by their sum",
+    ),
+    "gates of biased scores": (
+        V3,
+        at(
+            1,
+            lambda layer: layer.router.register_forward_hook(
+                lambda _, __, out: (
+                    out[0],
+                    2.5
+                    * (g := (out[0].sigmoid() + layer.router.e_score_correction_bias).gather(1, out[2]))
+                    / g.sum(1, keepdim=True),
+                    out[2],
+                )
+            ),
+        ),
+        {"gates"},
+        1,
+        "others on the same logits",
+    ),
     "gates exchanged": (DECODERS, at(1, gates_changed(lambda h, g, m: (h, g.flip(-1), m))), {"gates"}, 1, "others"),
-    "experts after those selected": (DECODERS, at(1, gates_changed(tiny._next_experts)), {"choices"}, 1, "1 of the tokens"),
+    "experts after those selected": (
+        DECODERS,
+        at(1, gates_changed(tiny._next_experts)),
+        {"choices"},
+        1,
+        "1 of the tokens",
+    ),
     "one router row": (ALL, at(1, lambda layer: layer.W[2].mul_(1.01)), {"logits"}, 1, "of experts [2]"),
     "router shifted": (V3, at(0, lambda layer: layer.W.add_(torch.linspace(-1, 1, 32))), {"logits"}, 0, "shifted"),
     "router of another layer": (DECODERS, router_of_other, {"logits"}, 1, "those of model.layers.0.mlp"),
-    "layers with shared experts exchanged": (("Qwen2-MoE",), layers_exchanged, {"logits", "experts", "shared"}, 0, "those of model.layers.1.mlp"),
-    "layers exchanged": (("Mixtral", "Qwen3-MoE", "OLMoE"), layers_exchanged, {"logits", "experts"}, 0, "those of model.layers.1.mlp"),
+    "layers with shared experts exchanged": (
+        ("Qwen2-MoE",),
+        layers_exchanged,
+        {"logits", "experts", "shared"},
+        0,
+        "those of model.layers.1.mlp",
+    ),
+    "layers exchanged": (
+        ("Mixtral", "Qwen3-MoE", "OLMoE"),
+        layers_exchanged,
+        {"logits", "experts"},
+        0,
+        "those of model.layers.1.mlp",
+    ),
     "one expert for two": (DECODERS, at(1, set_router(top_k=1)), {"choices"}, 1, "1 experts for a token, 2 before"),
     "no room": (("Switch",), at(0, set_router(expert_capacity=1)), {"dropped"}, 0, "of the tokens"),
     "block silent": (ALL[:5], at(0, block_silent), {"block"}, 0, "what it makes of its experts"),
@@ -254,8 +367,14 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable, set[str], int, str]] = {
     "head": (DECODERS, untied, {"model"}, 1, "what is made of what it says"),
     "embeddings": (ALL, embeddings, {"model"}, 0, "what it reads"),
     "attention": ((*DECODERS, *V3), attention(1), {"model"}, -1, "what it reads"),
-    "layer left out": (DECODERS, lambda m: m.model.layers[1].register_forward_hook(lambda _, args, out: args[0]), {"model"}, 1, "what is made"),
-}  # fmt: skip
+    "layer left out": (
+        DECODERS,
+        lambda m: m.model.layers[1].register_forward_hook(lambda _, args, out: args[0]),
+        {"model"},
+        1,
+        "what is made",
+    ),
+}
 
 CASES = [(family, name) for name, (families, *_) in FAULTS.items() for family in families]
 OTHERS = {
@@ -489,12 +608,16 @@ def test_a_mixture_of_copies_is_the_dense_model():
     ("change", "named", "says"),
     [
         (at(1, randomized(3)), {"experts"}, "experts [3] are no copies"),
-        (at(0, lambda layer: layer.experts.gate_up_proj.copy_(layer.experts.gate_up_proj.roll(48, 1))), {"experts"}, "[0..7]"),
+        (
+            at(0, lambda layer: layer.experts.gate_up_proj.copy_(layer.experts.gate_up_proj.roll(48, 1))),
+            {"experts"},
+            "[0..7]",
+        ),
         (at(0, lambda layer: setattr(layer.router, "norm_topk_prob", False)), {"gates"}, "their sum"),
         (at(1, block_louder), {"block"}, "what it makes"),
         (attention(0), {"model"}, "what it reads"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_copy_of_the_dense_model_is_named(change, named, says):
     dense, mixture = upcycled()
     with torch.no_grad():
@@ -576,12 +699,18 @@ def test_a_layer_that_the_second_model_does_not_run_is_named():
 
 BAD = {
     "depth": (lambda: made("Mixtral", num_hidden_layers=3), "b: expected 2 mixture layers as in a, got 3"),
-    "width": (lambda: made("Mixtral", hidden_size=64), r"b: expected to read \(256, 32\) in model.layers.0.mlp, as a, got \(256, 64\)"),
-    "experts": (lambda: made("Mixtral", num_local_experts=12), "b: expected 8 experts in model.layers.0.mlp as in a, got 12"),
+    "width": (
+        lambda: made("Mixtral", hidden_size=64),
+        r"b: expected to read \(256, 32\) in model.layers.0.mlp, as a, got \(256, 64\)",
+    ),
+    "experts": (
+        lambda: made("Mixtral", num_local_experts=12),
+        "b: expected 8 experts in model.layers.0.mlp as in a, got 12",
+    ),
     "vocabulary": (lambda: made("Mixtral", vocab_size=80), "b: expected a vocabulary of 64 symbols as in a, got 80"),
     "no model": (lambda: 3, "b: expected a model of transformers, got int"),
     "dense": (lambda: upcycled()[0], "b: expected a model of transformers with mixture layers"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
