@@ -754,3 +754,59 @@ def test_what_is_not_a_number_is_said():
             at(1, matrices(name, lambda p: p * float("nan"), 3))(b)
         with pytest.raises(ValueError, match="b: what the experts beside model.layers.1.mlp.gate return"):
             compare(a, b, texts("Mixtral"))
+
+
+def part_of(found, number: int, name: str):
+    (part,) = [p for p in found.parts if p.where == f"model.layers.{number}.mlp" and p.name == name]
+    return part
+
+
+@pytest.mark.parametrize("of_limit", [0.5, 2.0])
+def test_an_expert_is_told_from_what_rounding_does_at_the_limit(of_limit):
+    """Its answers times 1 + d are apart by d, relative to the root mean square of the two sizes."""
+    a = made("OLMoE")
+    limit = part_of(compare(a, a, texts("OLMoE")), 1, "experts").limit
+    d = of_limit * limit
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        layers_of(b)[1].experts.down_proj[3] *= 1 + d
+    part = part_of(compare(a, b, texts("OLMoE")), 1, "experts")
+    assert part.value == pytest.approx(d, rel=0.05) and part.differs == (of_limit > 1)
+    assert 0.5 * limit < part.limit < 1.05 * limit < 1e-4  # of this expert, and the largest of all
+
+
+def test_distances_are_those_of_another_route():
+    """Logits, gates and the whole model as it runs, computed from weights and from what the models return."""
+    a, (batch,) = made("Mixtral"), texts("Mixtral")
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        layers_of(b)[1].W[2] *= 1.5
+        x = a.model(**batch, output_hidden_states=True).hidden_states[1]
+        block = a.model.layers[1]
+        cos_sin = a.model.rotary_emb(x, torch.arange(32)[None])
+        x = x + block.self_attn(block.input_layernorm(x), position_embeddings=cos_sin, attention_mask=None)[0]
+        h = (block.post_attention_layernorm(x).flatten(0, 1) @ layers_of(a)[1].W.T).double()
+        other = h.clone()
+        other[:, 2] *= 1.5
+        spread = sum((t - t.mean(1, keepdim=True)).square().sum() for t in (h, other)) / 2
+        value = ((other - h).square().sum() * 8 / spread).sqrt().item()
+        one, two = (m(**batch).logits for m in (a, b))
+        ran = ((one - two).norm() / ((one.square().sum() + two.square().sum()) / 2).sqrt()).item()
+    found = compare(a, b, batch)
+    assert part_of(found, 1, "logits").value == pytest.approx(value, rel=1e-4)
+    assert found.parts[-1].ran == pytest.approx(ran, rel=1e-4) and not found.parts[-1].differs
+    flips = (h.topk(2).indices.sort().values != other.topk(2).indices.sort().values).any(1).double().mean()
+    assert part_of(found, 1, "choices").value == pytest.approx(flips.item(), abs=1e-9)
+    assert part_of(found, 1, "choices").follows
+
+
+def test_a_tolerance_is_relative():
+    a = made("Qwen2-MoE")
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        for layer in layers_of(b):
+            layer.experts.down_proj.mul_(1.02)
+            layer.router.weight.mul_(1.02)
+    assert compare(a, b, texts("Qwen2-MoE")).named == {"logits", "experts"}
+    assert compare(a, b, texts("Qwen2-MoE"), tolerance=0.01).named == {"logits", "experts"}
+    assert not compare(a, b, texts("Qwen2-MoE"), tolerance=0.05)
