@@ -370,7 +370,7 @@ def _router_parts(
     if shift and (gates.value > gates.limit or choices.value > choices.limit):
         says = "all of a token shifted by one number"
         logits, shift = logits._replace(value=shift, limit=float(limit.allowed), says=says), 0.0
-    return [logits, choices, _dropped_part(site, both, choices), gates], shift
+    return [logits, choices, _dropped_part(site, A, both, choices, limit), gates], shift
 
 
 def _spread(both: Both) -> float:
@@ -453,7 +453,7 @@ def _choices_part(site: Site, A: Asked, B: Asked, both: Both, order: Tensor, lim
     k, other = (int(chosen.sum(1).max()) for chosen in (a, b))
     if k != other:
         return Part(site.where, "choices", 1, 0, f"{other} experts for a token, {k} before")
-    short = (a.sum(1) == k) != (b.sum(1) == k)
+    short = (a != b).any(1) & ((a.sum(1) < k) | (b.sum(1) < k))
     alone = short.nonzero()[:, 0][:ALONE]
     a, b = a.clone(), b.clone()
     a[short], b[short] = False, False
@@ -500,16 +500,20 @@ def _ran_choices(masks: list, order: Tensor) -> float:
     return float(torch.cat([(a[:, :M] != b[:, order[:M]]).any(1) for a, b in masks]).double().mean())
 
 
-def _dropped_part(site: Site, both: Both, choices: Part) -> Part:
+def _dropped_part(site: Site, A: Asked, both: Both, choices: Part, limit: Limit) -> Part:
     """Share of the tokens without all of their experts in one model only.
 
-    A token sent elsewhere may be dropped or no longer be, and make room for another one, and take that of a third.
+    The limit is the share of those where rounding may decide, and three for each token that rounding sends elsewhere:
+    it may be dropped or no longer be, and make room for another one, and take that of a third.
     """
-    short = [t.chosen.sum(1) < t.chosen.sum(1).max() for t in (both.a, both.b)]
+    short = [t.chosen.sum(1) < t.chosen.sum(1).max() for t in both.still]
+    other = short[0] != short[1]
+    if not other.any():
+        return Part(site.where, "dropped", 0, 0)
     a, b = (float(s.double().mean()) for s in short)
-    value = float((short[0] != short[1]).double().mean())
-    says = f"{b:.2g} of the tokens, {a:.2g} before" if value else ""
-    return Part(site.where, "dropped", value, 3 * choices.limit, says)
+    open_ = float((other & _wavers(A, both.u, limit)).double().mean())
+    says = f"{b:.2g} of the tokens, {a:.2g} before"
+    return Part(site.where, "dropped", float(other.double().mean()), open_ + 3 * choices.limit, says)
 
 
 def _same(both: Both, order: Tensor) -> Bool[Tensor, " n"]:
