@@ -247,7 +247,8 @@ def _run(
     """What every layer reads and says, None where it does not run, and what the model returns.
 
     Args:
-        name: of the argument; said: what the layers are to say; eps: to which the embeddings are rounded.
+        name: of the argument that the model is; model: the model; layers: layers, or MLPs, of it; batch: its arguments.
+        said: what the layers are to say; eps: to which the embeddings are rounded.
     """
     device = next(model.parameters()).device
     batch = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
