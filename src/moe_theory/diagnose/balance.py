@@ -124,6 +124,7 @@ def probe_balance(
     What a router reads is held fixed, so that the gradient is that through its own logits; no other is kept.
 
     Args:
+        model, batch: what is called with what; layers: those of the model; k: experts that each selects, by its name.
         asked: whether what the model is called with is a training step.
 
     Raises:

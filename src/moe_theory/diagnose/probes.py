@@ -316,7 +316,8 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, s
     """
     running = layer
     scores = tuple(SCORES) if configured.score is None else (configured.score, "logits")
-    rule, slip = rule_of(trace.exact, trace.rounding, trace.chosen, running.bias, running.groups, scores)
+    sent = (trace.exact, trace.rounding, trace.chosen)
+    rule, slip = rule_of(*sent, bias=running.bias, groups=running.groups, scores=scores)
     layer, at = _copy(running, trace, k, rule, seed)
     known = gates_of(running)
     value, gradient, bent = _passed(layer, at)

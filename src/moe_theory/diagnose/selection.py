@@ -109,8 +109,9 @@ def rule_of(
     h: Float[Tensor, "n M"],
     rounding: Float[Tensor, " n"],
     chosen: Bool[Tensor, "n M"],
-    bias: Tensor | None,
-    groups: Groups | None,
+    *,
+    bias: Tensor | None = None,
+    groups: Groups | None = None,
     scores: tuple[str, ...] = tuple(SCORES),
 ) -> tuple[Rule, str]:
     """The rule by which tokens were sent, of those that use all a router has, and what is wrong where none explains it.
