@@ -117,7 +117,7 @@ LATENT = dict(
 
 
 def v3(*breaks: Callable[[nn.Module], None], bias: tuple[float, float] = (0.0, 0.0), **config):
-    """A model of the family of DeepSeek-V3: sigmoids, divided by their sum, times 2.5; its bias by mean and deviation."""
+    """A model of the family of DeepSeek-V3: sigmoids, divided by their sum, times 2.5; bias: its mean and deviation."""
 
     def biased(model: nn.Module) -> None:
         for layer in tiny.layers_of(model):
