@@ -90,7 +90,7 @@ def of(family: str, *breaks: Callable[[nn.Module], None], batches: Callable = la
 
 def drawn(name: str, *breaks: Callable[[nn.Module], None], **config):
     """A model of another family with its own names for sizes, whose weights and biases are drawn."""
-    sizes = dict(vocab_size=tiny.SYMBOLS, hidden_size=tiny.WIDTH, intermediate_size=tiny.HIDDEN, num_hidden_layers=1)
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
     rest = dict(num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=2, pad_token_id=0)
 
     def made():
@@ -460,8 +460,8 @@ CASES = [
         "2026-06-22",
         "a configuration leaves the bias out, and the selection adds zeros",
         "model",
-        v3(bias=(0.0, 0.2)),
-        v3(selects(lambda router, h: h.topk(router.top_k).indices), bias=(0.0, 0.2)),
+        v3(bias=(0.0, 0.1)),
+        v3(selects(lambda router, h: h.topk(router.top_k).indices), bias=(0.0, 0.1)),
         names("bias lost"),
     ),
     Case(
@@ -759,10 +759,10 @@ CASES = [
         "2026-07-02",
         "a layout is told by its shape, and experts with a square matrix are used the other way round; the loss falls",
         "compare",
-        pair(of("Mixtral", intermediate_size=tiny.WIDTH // 2), of("Mixtral", intermediate_size=tiny.WIDTH // 2)),
+        pair(of("Mixtral", intermediate_size=16), of("Mixtral", intermediate_size=16)),
         pair(
-            of("Mixtral", intermediate_size=tiny.WIDTH // 2),
-            of("Mixtral", weights(other_way_round), intermediate_size=tiny.WIDTH // 2),
+            of("Mixtral", intermediate_size=16),
+            of("Mixtral", weights(other_way_round), intermediate_size=16),
         ),
         names("transposed"),
     ),
