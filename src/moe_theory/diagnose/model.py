@@ -1,7 +1,9 @@
 """`diagnose`: a model of the library transformers and some batches in, findings and numbers out."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -10,10 +12,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from moe_theory.diagnose.arrays import RouterStream, checked_label
-from moe_theory.diagnose.balance import probe_balance
-from moe_theory.diagnose.probes import DENIED, DIVIDED, Configured, probe_gates
+from moe_theory.diagnose.balance import configured_coefficient, has_loss, probe_balance
+from moe_theory.diagnose.findings import Finding
+from moe_theory.diagnose.probes import Configured, probe_gates
 from moe_theory.diagnose.report import Report
-from moe_theory.diagnose.traces import Layer, Trace, layers_of, left_out, unwrapped
+from moe_theory.diagnose.selection import SCORES, Rule
+from moe_theory.diagnose.traces import Layer, Pair, Trace, layers_of, left_out, unwrapped
 
 #: What a model is called with, by the names of its arguments: tensors, and flags.
 Batch = Mapping[str, Tensor | bool | None]
@@ -25,6 +29,7 @@ def diagnose(
     *,
     labels: Mapping[str, Callable[[Batch], Int[Tensor, "s t"]]] | None = None,
     noise: float = 0.01,
+    collapse: float = 0.25,
     seed: int = 0,
 ) -> Report:
     """Looks into the mixture layers of a model of transformers.
@@ -33,54 +38,111 @@ def diagnose(
     layer in float64, and the balancing loss is differentiated at the first batch. The model is left as it was.
 
     Args:
-        model: with mixture layers in single precision, such as Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE or Switch
-            Transformers; of `torch.compile` or the library peft what they wrap is taken.
+        model: with mixture layers, in any floating type; of `torch.compile` or the library peft what they wrap is
+            taken. Whether its balancing loss is added is asked of a model in training, or of a batch with labels.
         batches: one batch, or several: arguments of the model by name, tensors with a row for each sequence.
         labels: for each name a function that gives the tokens of a batch integers >= 0. In a model of two stacks it is
             called for each of them with its own arguments, those of the decoder as `input_ids` and so on.
         noise: standard deviation of the Gaussian noise on the logits whose effect is computed.
+        collapse: share of the experts beyond the K of a token, by effective number, below which a load is a finding.
         seed: draws the permutations of the labels and the directions of the slopes.
 
     Raises:
-        ValueError: for a model without mixture layers, in another wrapper, or not in single precision; for routers
-            that are not linear; for NaN, with the layer in which they appear; for no batch, a batch that is no mapping
-            or all padding; for labels that are no functions, or give no integer >= 0 for each token.
+        ValueError: for a model without mixture layers, in another wrapper, without weights or of inference tensors;
+            for routers that are not linear; for NaN, with the layer in which they appear; for no batch, one that the
+            model does not take or all padding; for labels that are no functions, or give no integer >= 0 for each
+            token.
     """
     model = unwrapped(model)
     layers = layers_of(model)
-    _single(layers)
+    _real_weights(model)
     labels = _functions({} if labels is None else labels)
     first, rest = _first(batches)
-    learns = {layer.name: layer.W.requires_grad for layer in layers}
-    with _exact(layers[0].W.device.type), _evaluated(model, [layer.W for layer in layers]):
+    step = model.training or "labels" in first
+    of_model = _of_model(model, layers)
+    learns = {layer.name: layer.learns for layer in layers}
+    vectors = [p for layer in layers for p in layer.head.parameters()]
+    with _exact(next(model.parameters()).device.type), _evaluated(model, vectors):
         seen = _seen(model, layers, first)
         k = {layer.name: int(seen[layer.name].chosen.sum(1).max()) for layer in layers}
-        streams = {m.name: RouterStream(len(m.W), k[m.name], noise=noise, where=m.name) for m in layers}
-        for batch in chain([first], rest):
-            of_batch = seen if batch is first else _seen(model, layers, _checked(batch))
-            for layer in layers:
-                _take(streams[layer.name], of_batch[layer.name], _arguments(model, layer, batch), labels)
         real = {m.name: seen[m.name].of(_real(_arguments(model, m, first), len(seen[m.name].x))) for m in layers}
         gates = {}
         for layer in layers:
-            asked = dict(configured=_configured(model), learns=learns[layer.name], seed=seed)
-            gates[layer.name] = probe_gates(layer, real[layer.name], k[layer.name], **asked)
-        balance = probe_balance(model, first, layers, k)
+            report = probe_gates(layer, real[layer.name], k[layer.name], configured=_configured(model), seed=seed)
+            gates[layer.name] = replace(report, learns=learns[layer.name])
+        streams = {m.name: RouterStream(m.M, k[m.name], noise=noise, where=m.name) for m in layers}
+        for batch in chain([first], rest):
+            of_batch = seen if batch is first else _seen(model, layers, _checked(batch))
+            for layer in layers:
+                rule, given = gates[layer.name].rule, _arguments(model, layer, batch)
+                _take(streams[layer.name], of_batch[layer.name], rule, given, labels)
+        balance = probe_balance(model, first, layers, k, asked=step)
     for layer in layers:
         streams[layer.name].weight = layer.W.detach()
-    routers = {name: stream.report(seed=seed) for name, stream in streams.items()}
-    return Report(routers, gates, balance, left_out(model, layers))
+    routers = {name: replace(stream.report(seed=seed), slip=gates[name].slip) for name, stream in streams.items()}
+    if step and not balance and has_loss(model) and configured_coefficient(model) > 0:
+        of_model.append(Finding("unused", "model", 0, configured_coefficient(model), "it has no balancing loss"))
+    of_model += [f for layer in layers for f in _capacity(model, layer, seen[layer.name], k[layer.name], first)]
+    unasked = _unasked(model, layers, first, step=step, balance=bool(balance))
+    return Report(routers, gates, balance, of_model, left_out(model, layers), unasked)
 
 
-def _single(layers: list[Layer]) -> None:
-    """Refuses what the limits are not made for: in half precision they are larger than most gaps between logits."""
-    dtypes = {p.dtype for layer in layers for p in layer.block.parameters()}
-    dtypes |= {
-        getattr(layer.router, "dtype", torch.float32) for layer in layers
-    }  # Switch: in which its router computes
-    if others := dtypes - {torch.float32}:
-        names = ", ".join(sorted(map(str, others)))
-        raise ValueError(f"model: expected mixture layers in torch.float32, got {names}; hand over a copy in float32")
+def _real_weights(model: nn.Module) -> None:
+    """Refuses a model that cannot run, or cannot be differentiated."""
+    for name, p in model.named_parameters():
+        if p.is_meta:
+            raise ValueError(f"model: expected weights, got none for {name}, which is on the device meta")
+        if p.is_inference():
+            raise ValueError(
+                f"model: expected weights that can be differentiated, got {name} made in inference mode; "
+                "load the model outside of it"
+            )
+
+
+def _of_model(model: nn.Module, layers: list[Layer]) -> list[Finding]:
+    """What is wrong with all layers together: experts are trained, and no router."""
+    experts = sum(any(p.requires_grad for p in layer.experts.parameters()) for layer in layers)
+    if experts and not any(layer.learns for layer in layers):
+        return [Finding("frozen", "model", 0, experts, "routers that learn, and layers whose experts do")]
+    return []
+
+
+def _capacity(model: Any, layer: Layer, trace: Trace, k: int, batch: Batch) -> list[Finding]:
+    """An expert that takes more tokens than the capacity that is configured, of a sequence or of a batch."""
+    config, counts = model.config.get_text_config(), trace.chosen
+    if bool((counts.sum(1) < k).any()):  # tokens are dropped, so there is one
+        return []
+    sequences = len(next(value for name, value in batch.items() if isinstance(value, Tensor)))
+    each = getattr(config, "expert_capacity", None)
+    factor = getattr(config, "capacity_factor", None)
+    if isinstance(each, int) and len(counts) % sequences == 0:
+        busiest = int(counts.unflatten(0, (sequences, -1)).sum(1).max())
+        limit, of = each, "a sequence"
+    elif isinstance(factor, int | float) and factor > 0:
+        busiest, limit, of = int(counts.sum(0).max()), math.ceil(factor * k * len(counts) / layer.M), "a batch"
+    else:
+        return []
+    return [Finding("capacity", layer.name, busiest, limit, f"tokens of {of}")] if busiest > limit else []
+
+
+def _unasked(model: nn.Module, layers: list[Layer], batch: Batch, *, step: bool, balance: bool) -> list[str]:
+    """The questions that were not put, each with what it takes to put it."""
+    mask = batch.get("attention_mask")
+    padded = isinstance(mask, Tensor) and not bool(mask.bool().all())
+    found = []
+    if not step:
+        found.append("whether a training step adds the balancing loss: hand over labels, or the model in training")
+    if balance and not padded:
+        found.append("whether the balancing loss counts padding: hand over a batch that has some")
+    if any(isinstance(layer.block, Pair) for layer in layers):
+        found.append("what lies behind the experts: these blocks are part of a decoder's layer")
+    if any(layer.idle_bias for layer in layers):
+        found.append("whether the bias that selects was trained: it is 0 everywhere, as before training or when lost")
+    return [
+        *found,
+        "whether the experts are the right ones: see compare",
+        "what happens in training only: dropout, noise, gates that are detached there",
+    ]
 
 
 def _functions(labels: Mapping[str, Callable]) -> Mapping[str, Callable]:
@@ -92,15 +154,36 @@ def _functions(labels: Mapping[str, Callable]) -> Mapping[str, Callable]:
     return labels
 
 
+def _called(model: nn.Module, batch: Batch) -> None:
+    """Runs a model; ValueError if it does not take a batch."""
+    try:
+        model(**batch)
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
+        if isinstance(error, ValueError) and str(error).startswith(("model", "batches")):  # said by what watches
+            raise
+        given = {name: _kind(value) for name, value in batch.items()}
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise ValueError(f"model, batches: expected arguments that the model takes, got {given}; {why}") from error
+
+
+def _kind(value) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _checked(batch: Batch) -> Batch:
     if not isinstance(batch, Mapping) or not batch:
         raise ValueError(f"batches: expected arguments of the model by name, got {type(batch).__name__}")
+    for stack in ("", "decoder_"):
+        ids, mask = batch.get(f"{stack}input_ids"), batch.get(f"{stack}attention_mask")
+        if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape != ids.shape:
+            expected = f"{stack}attention_mask of shape {tuple(ids.shape)}"
+            raise ValueError(f"batches: expected {expected}, as {stack}input_ids, got {tuple(mask.shape)}")
     return batch
 
 
 def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
     """The first batch and the others; ValueError if there is none."""
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes) or hasattr(batches, "columns"):
         raise ValueError(f"batches: expected arguments of the model by name, got {type(batches).__name__}")
     others = iter([batches] if isinstance(batches, Mapping) else batches)
     for first in others:
@@ -142,29 +225,13 @@ def _seen(model: nn.Module, layers: list[Layer], batch: Batch) -> dict[str, Trac
     """What every layer does with a batch."""
     with ExitStack() as stack:
         traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
-        model(**batch)
+        _called(model, batch)
     missing = [name for name, seen in traces.items() if not seen]
     if missing:
         raise ValueError(f"batches: expected arguments with which every layer runs, got none for {missing}")
-    for name, (trace, *_) in traces.items():
-        _linear(name, trace)
+    for layer in layers:
+        layer.linear(traces[layer.name][0])
     return {name: seen[0] for name, seen in traces.items()}
-
-
-def _linear(name: str, trace: Trace) -> None:
-    """Refuses a router whose logits are not `x W^T + b`, nor a softmax of that, which some return for them."""
-    if trace.recorded.shape != trace.exact.shape:
-        one, other = len(trace.exact[0]), len(trace.recorded[0])
-        raise ValueError(f"model: expected a linear router of {one} experts, got {other} logits of a token in {name}")
-    off = min(
-        (float(((trace.recorded - exact).abs().amax(1) / limit).max()), float((trace.recorded - exact).abs().max()))
-        for exact, limit in (
-            (trace.exact, 2 * trace.rounding),
-            (trace.exact.softmax(1), 2 * trace.rounding + (trace.exact.shape[1] + 8) * torch.finfo(torch.float32).eps),
-        )
-    )
-    if off[0] > 1:
-        raise ValueError(f"model: expected a linear router, x W^T + b, got logits that are {off[1]:.2g} off in {name}")
 
 
 def _arguments(model: nn.Module, layer: Layer, batch: Batch) -> Batch:
@@ -176,15 +243,17 @@ def _arguments(model: nn.Module, layer: Layer, batch: Batch) -> Batch:
     return {name: value for name, value in batch.items() if not name.startswith("decoder_")}
 
 
-def _take(stream: RouterStream, trace: Trace, batch: Batch, labels: Mapping[str, Callable]) -> None:
-    """Hands a router's tokens of a batch on, without the padding."""
+def _take(stream: RouterStream, trace: Trace, rule: Rule, batch: Batch, labels: Mapping[str, Callable]) -> None:
+    """Hands a router's tokens of a batch on, without the padding, with the numbers by which it selects."""
     kept = _real(batch, len(trace.x))
     given = {name: checked_label(name, label(batch), len(kept)) for name, label in labels.items()}
     trace = trace.of(kept)
+    scores, off = rule.of(trace.exact, trace.rounding)
     stream.add(
         trace.exact,
+        scores=scores,
         chosen=trace.chosen,
-        rounding=trace.rounding,
+        rounding=off,
         labels={name: value[kept] for name, value in given.items()},
     )
 
@@ -205,6 +274,10 @@ def _configured(model: Any) -> Configured:
     normalized = getattr(config, "norm_topk_prob", None)
     named = {name: value for name, value in config.to_dict().items() if "rout" in name and "scal" in name}
     factors = tuple(float(value) for value in named.values() if isinstance(value, int | float))
-    k = getattr(config, "num_experts_per_tok", None)
-    allowed = () if normalized is None else DIVIDED if normalized else DENIED
-    return Configured(allowed, factors or (1.0,), k if isinstance(k, int) else None)
+    if getattr(config, "shared_expert_combination_strategy", None) == "average" and config.num_shared_experts:
+        factors = (0.5,)
+    counts = ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k", "moe_top_k")
+    k = next((value for name in counts if isinstance(value := getattr(config, name, None), int)), None)
+    scores = (getattr(config, name, None) for name in ("scoring_func", "expert_selection_fn", "score_function"))
+    score = next((value for value in scores if value in SCORES), None)
+    return Configured(normalized, score, factors or (1.0,), k)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from moe_theory.diagnose.arrays import kept_gap
 from moe_theory.diagnose.findings import Finding
-from moe_theory.diagnose.traces import Layer, Trace
-from moe_theory.models.rules import RULES, softmax_topk, topk_set, topk_softmax
+from moe_theory.diagnose.selection import SCORES, Rule, half_precision, rule_of
+from moe_theory.diagnose.traces import INPUTS, Layer, Trace
+from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.streams import torch_stream
-from moe_theory.theory.router_gradient import logit_jacobian
 
 #: Tokens at which a layer is probed, one by one.
 PROBES = 8
@@ -32,16 +32,76 @@ STEP, NEAR = 0.03, 0.01
 #: What a size is divided by at the least, so that nothing over nothing is 0.
 TINY = torch.finfo(torch.float64).tiny
 
-#: Gates of the selected experts, by name: those of chapter 14, without what is random in some of them.
-GATES: dict[str, Callable[[Float[Tensor, "n M"], Bool[Tensor, "n M"]], Float[Tensor, "n M"]]] = {
+Gates = Callable[[Float[Tensor, "n M"], Bool[Tensor, "n M"]], Float[Tensor, "n M"]]
+
+
+def _topk(score: Callable[[Tensor], Tensor]) -> Gates:
+    return lambda h, chosen: score(h) * chosen
+
+
+def _divided(score: Callable[[Tensor], Tensor]) -> Gates:
+    return lambda h, chosen: score(h) * chosen / (score(h) * chosen).sum(-1, keepdim=True)
+
+
+#: Gates of the selected experts, by name: those of chapter 14, without what is random in some of them, and those of
+#: other scores than a softmax.
+GATES: dict[str, Gates] = {
     softmax_topk.name: lambda h, chosen: softmax_topk.shares(h, chosen) * chosen,
     topk_softmax.name: lambda h, chosen: topk_softmax.shares(h, chosen) * chosen,
-    "sigmoid_topk": lambda h, chosen: torch.sigmoid(h) * chosen,
-    "sigmoid_divided": lambda h, chosen: torch.sigmoid(h) * chosen / (torch.sigmoid(h) * chosen).sum(-1, keepdim=True),
+    "sigmoid_topk": _topk(torch.sigmoid),
+    "sigmoid_divided": _divided(torch.sigmoid),
+    "sqrtsoftplus_topk": _topk(SCORES["sqrtsoftplus"][0]),
+    "sqrtsoftplus_divided": _divided(SCORES["sqrtsoftplus"][0]),
 }
 
-#: Those that a configuration names by saying that kept gates are divided by their sum, or that they are not.
-DIVIDED, DENIED = (topk_softmax.name, "sigmoid_divided"), (softmax_topk.name, "sigmoid_topk")
+#: Gates that jump where a logit leaves the neighbourhood of the largest; their gradient is made up in training.
+MIXER = "sparsemixer"
+
+#: What the name of a gate ends in where the bias that selects is in it, by mistake, and where experts have a factor.
+BIASED, SCALED = ", biased", ", scaled"
+
+
+def is_divided(gate: str) -> bool:
+    """Whether the gates of a name sum to one."""
+    return "divided" in gate or gate.startswith(topk_softmax.name)
+
+
+def gates_of(layer: Layer) -> dict[str, Gates]:
+    """All gates that a layer may have, from what its router has."""
+    found, bias, scale = dict(GATES), layer.bias, layer.scale
+    norm = getattr(layer.block, "moe_normalize_expert_weights", None)
+    if norm not in (None, 1):
+        found[f"softmax_topk, norm {norm:g}"] = lambda h, chosen: nn.functional.normalize(
+            GATES[softmax_topk.name](h, chosen), p=norm
+        )
+    if (jitter := getattr(layer.router, "router_jitter_noise", None)) is not None:
+        found[MIXER] = lambda h, chosen: sparse_mixer(h, chosen, float(jitter))
+    if bias is not None:
+        for name, (score, _) in SCORES.items():
+            moved = lambda h, score=score, b=bias: score(h) + b.to(h)  # noqa: E731
+            found |= {f"{name}_topk{BIASED}": _topk(moved), f"{name}_divided{BIASED}": _divided(moved)}
+        for name, gate in GATES.items():
+            found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(h + bias.to(h), chosen)
+    if scale is not None and bool((scale != 1).any()):
+        found |= {
+            name + SCALED: lambda h, chosen, gate=gate: gate(h, chosen) * scale.to(h) for name, gate in found.items()
+        }
+    return found
+
+
+def sparse_mixer(h: Float[Tensor, "n M"], chosen: Bool[Tensor, "n M"], jitter: float) -> Float[Tensor, "n M"]:
+    """The gates of PhiMoE when it does not train: expert after expert a softmax over those near the best that is left.
+
+    Near are those whose logit is at most `2 jitter` below the best one, relative to the larger of the two sizes.
+    """
+    gates, left = torch.zeros_like(h), h
+    for _ in range(int(chosen.sum(1).max())):
+        best, at = left.max(1, keepdim=True)
+        far = (best - h) / torch.maximum(h.abs(), best) > 2 * jitter
+        share = left.masked_fill(far, -torch.inf).softmax(1)
+        gates = gates.scatter(1, at, share.gather(1, at))
+        left = left.scatter(1, at, -torch.inf)
+    return gates
 
 
 @dataclass(frozen=True)
@@ -49,14 +109,28 @@ class Configured:
     """What the configuration says of the gates.
 
     Attributes:
-        gates: names in `GATES` of those that it allows; none where it names none.
+        divided: whether kept gates are divided by their sum; None where it does not say.
+        score: key of `SCORES`; None where it names none.
         factors: the constants by which it multiplies every gate.
         k: experts selected; None where it names no number.
     """
 
-    gates: tuple[str, ...] = ()
+    divided: bool | None = None
+    score: str | None = None
     factors: tuple[float, ...] = (1.0,)
     k: int | None = None
+
+    def allows(self, gate: str) -> bool:
+        """Whether a gate, by its name, is what it says."""
+        if gate == MIXER:
+            return True
+        divided = is_divided(gate)
+        score = "softmax" if "softmax" in gate else gate.partition("_")[0]
+        return self.divided in (None, divided) and self.score in (None, score)
+
+    def __str__(self) -> str:
+        divided = {None: "", True: "divided by their sum", False: "not divided"}[self.divided]
+        return ", ".join(filter(None, (self.score, divided)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +139,9 @@ class GateReport:
 
     Attributes:
         where: name of the router; k: experts selected; learns: whether its vectors were handed over to be trained.
-        gates: names in `GATES` of those whose output is the layer's, up to a constant factor; off: how far each is
+        rule: how experts are selected; slip: the finding that it is where no rule of what the router has explains the
+            tokens, else nothing; rounded: the half precision in which its bias was kept, if it was.
+        gates: names in `gates_of` of those whose output is the layer's, up to a constant factor; off: how far each is
             from it, relative, the farthest token over its limit; `gates` has those that are at most 1.
         factor: that constant, times the one behind the experts, where there is one; of several gates those with a
             configured one are taken.
@@ -76,7 +152,9 @@ class GateReport:
             softmax over all comes first; limit: of rounding.
         gradient: largest slope of the block's output in the logits, relative to the size of what its experts say, along
             a random direction.
-        apart: farthest slope of the experts' output from that of the gate, over its limit; nan where no softmax is it.
+        apart: farthest slope of the experts' output from that of the gate, over its limit; nan where no gate is it.
+        ignored: parts of the block, beside router and experts, that have no effect; unbiased: whether the biases of
+            the router's matrix have none.
         passed: what the block's output has of a small change of its experts' output, and what the gradient has of it.
         bent: the rest of what the block makes of that change, relative: 0 where it is a constant times it.
         jump: mean relative jump of the output where the last selected expert gives way to the first rejected one.
@@ -91,6 +169,9 @@ class GateReport:
     where: str
     k: int
     learns: bool
+    rule: Rule
+    slip: str
+    rounded: torch.dtype | None
     gates: tuple[str, ...]
     off: dict[str, float]
     factor: float
@@ -101,6 +182,8 @@ class GateReport:
     limit: float
     gradient: float
     apart: float
+    ignored: tuple[str, ...]
+    unbiased: bool
     passed: tuple[float, float]
     bent: float
     jump: float
@@ -114,8 +197,22 @@ class GateReport:
     coarse: float
 
     @property
+    def gate(self) -> str:
+        """Its gates in words; with one expert all those that are divided by their sum are one."""
+        if self.k == 1 and all(is_divided(name) for name in self.gates):
+            return "divided by itself" if self.gates else "none known"
+        return ", ".join(self.gates) or "none known"
+
+    @property
     def findings(self) -> list[Finding]:
         found = [*self._of_gates(), *self._of_gradient()]
+        if self.rounded:
+            detail = f"its digits are those of {str(self.rounded).removeprefix('torch.')}"
+            found.append(Finding("bias rounded", self.where, torch.finfo(self.rounded).eps, 0, detail))
+        if self.unbiased:
+            found.append(Finding("bias lost", self.where, 0, 0, "what the biases of the router's matrix change"))
+        if self.ignored:
+            found.append(Finding("shared gate", self.where, len(self.ignored), 0, ", ".join(self.ignored)))
         if self.configured.k not in (None, self.k):
             detail = f"experts for a token, configured {self.configured.k}"
             found.append(Finding("config", self.where, self.k, self.configured.k, detail))
@@ -127,7 +224,7 @@ class GateReport:
         return found
 
     def _of_gates(self) -> list[Finding]:
-        named, expected = ", ".join(self.gates), self.configured.gates
+        named, allowed = self.gate, [name for name in self.gates if self.configured.allows(name)]
         if self.drift > self.coarse:
             detail = "what runs is not what its experts say one by one"
             return [Finding("gate", self.where, self.drift, self.coarse, detail)]
@@ -139,18 +236,25 @@ class GateReport:
         if self.mixed > self.coarse:
             detail = "in a batch tokens get another output than alone"
             return [Finding("gate", self.where, self.mixed, self.coarse, detail)]
-        if expected and not set(expected) & set(self.gates):
-            off, configured = min(self.off[name] for name in expected), " or ".join(expected)
-            return [Finding("config", self.where, off, 1, f"computed {named}, configured {configured}")]
+        if all(BIASED in name for name in self.gates):
+            off = min(off for name, off in self.off.items() if BIASED not in name)
+            return [Finding("bias in gate", self.where, off, 1, f"times its limit from a gate without; it is {named}")]
+        if not allowed:
+            off = min((off for name, off in self.off.items() if self.configured.allows(name)), default=math.inf)
+            return [Finding("config", self.where, off, 1, f"computed {named}, configured {self.configured}")]
         if not _among(self.factor, self.configured.factors, self.limit):
             configured = " or ".join(f"{factor:g}" for factor in self.configured.factors)
-            detail = f"computed {named} times {self.factor:.6g}, configured times {configured}"
+            twice = any(_among(self.factor, (one * one,), self.limit) for one in self.configured.factors)
+            computed = f"{named} times {self.factor:.6g}" + " (twice)" * twice
+            detail = f"computed {computed}, configured times {configured}"
             return [Finding("factor", self.where, self.factor, self.configured.factors[0], detail)]
         return []
 
     def _of_gradient(self) -> list[Finding]:
         value, gradient = self.passed
         if not self.heard:  # no gradient is what follows; the silent experts are found as dead
+            return []
+        if self.gates == (MIXER,):  # in training it has another one, of its own
             return []
         if self.gradient <= self.limit:
             detail = f"K = {self.k}: none but rounding"
@@ -159,7 +263,7 @@ class GateReport:
             detail = "the one that runs from the one of its copy"
             return [Finding("gradient", self.where, self.felt, self.coarse, detail)]
         if self.apart > 1:
-            detail = f"times its limit from that of {', '.join(self.gates)}"
+            detail = f"times its limit from that of {self.gate}"
             return [Finding("gradient", self.where, self.apart, 1, detail)]
         if abs(gradient - value) > NEAR * abs(value):
             detail = f"of a change of its experts' output; its own changes by {value:.4g}"
@@ -172,111 +276,149 @@ class Asked(NamedTuple):
 
     Attributes:
         tokens: their numbers among those that the layer was watched at.
-        u: what its block reads; x: what its router reads; h: its logits; limit: of the rounding of a gate, relative.
-        chosen: the experts selected; gates: what is handed to the experts.
+        u: what its block reads; x: what its router multiplies by its vectors; y: what its experts read.
+        z: the products; h: its logits; limit: of the rounding of a gate, relative.
+        chosen: the experts selected; gates: what is handed to the experts; handed: how, see `Trace`.
         f: what each expert says alone; F: all together; out: what the block makes of it.
         c: a random direction for each token.
     """
 
     tokens: Int[Tensor, " n"]
-    u: Float[Tensor, "n d"]
+    u: Float[Tensor, "n e"]
     x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n l"]
+    z: Float[Tensor, "n M"]
     h: Float[Tensor, "n M"]
     limit: Float[Tensor, " n"]
     chosen: Bool[Tensor, "n M"]
     gates: Float[Tensor, "n M"]
-    f: Float[Tensor, "n M d"]
-    F: Float[Tensor, "n d"]
-    out: Float[Tensor, "n d"]
-    c: Float[Tensor, "n d"]
+    handed: str
+    f: Float[Tensor, "n M l"]
+    F: Float[Tensor, "n l"]
+    out: Float[Tensor, "n o"]
+    c: Float[Tensor, "n l"]
+
+    def parts(self, layer: Layer, gates: Float[Tensor, "n M"]) -> Float[Tensor, "n M l"]:
+        """What each expert contributes with some gates."""
+        return layer.says(self.y, gates, INPUTS) if self.handed == INPUTS else gates[..., None] * self.f
 
 
-def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, learns: bool, seed: int) -> GateReport:
+def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, seed: int) -> GateReport:
     """Asks a layer what its gates are, at some tokens whose selection is decided.
 
     Args:
         layer: the layer, in its own precision; trace: what it did with some tokens, without padding.
-        k: experts selected; configured: what the configuration says; learns: whether the router is to be trained.
+        k: experts selected; configured: what the configuration says.
         seed: draws the directions of the slopes.
 
     Raises:
         ValueError: where the router reads nothing but zeros, an expert answers NaN, or the copy is none.
     """
-    running, layer = layer, layer.double()
-    at = _ask(layer, trace, k, seed)
+    running = layer
+    scores = tuple(SCORES) if configured.score is None else (configured.score, "logits")
+    sent = (trace.exact, trace.rounding, trace.chosen)
+    rule, slip = rule_of(*sent, bias=running.bias, groups=running.groups, scores=scores)
+    layer, at = _copy(running, trace, k, rule, seed)
+    known = gates_of(running)
     value, gradient, bent = _passed(layer, at)
     behind = _constant(value, float(at.limit.max()))
-    off, named, factor = _named(at, behind, configured)
+    off, named, factor = _named(layer, at, known, behind, configured)
     lowered, as_first = lower_one(layer, at)
     # The root mean square of <c, gate f> over directions c: that of the one c drawn may be near 0 by chance.
-    size = (at.gates.double() * at.f.norm(dim=-1)).sum(1).clamp(min=TINY)
-    slopes = torch.stack([slope(layer, *pair) for pair in zip(at.u, at.c, strict=True)])
+    size = at.parts(layer, at.gates.double()).norm(dim=-1).sum(1).clamp(min=TINY)
+    slopes = torch.stack([slope(layer, *asked) for asked in zip(at.u, at.x, at.c, strict=True)])
     worst, largest = int((value - gradient).abs().argmax()), float(at.limit.max())
     drift, felt, mixed = _drift(running, trace, at, slopes, size)
     says = at.f.any(2).any(0)
+    eps, fine = torch.finfo(running.dtype).eps, torch.finfo(torch.float32).eps
     return GateReport(
         where=layer.name,
         k=k,
-        learns=learns,
+        learns=running.learns,
+        rule=rule,
+        slip=slip,
+        rounded=None if running.bias is None else half_precision(running.bias),
         gates=named,
         off=off,
         factor=factor * behind,
         configured=configured,
-        handed=_handed_on(trace, at, named),
+        handed=_handed_on(trace, at, known, named),
         lowered=lowered,
         as_first=as_first,
         limit=largest,
         gradient=float(((slopes * gradient[:, None]).norm(dim=1) / size).max()),
-        apart=_apart(at, named, slopes, factor, k, 4 * at.limit * size),
+        apart=_apart(layer, at, known, named, slopes, factor, 4 * at.limit * size),
+        ignored=_ignored(layer, at) if value.any() else (),
+        unbiased=bool(running.b is not None and running.b.any() and running.unbiased(trace)),
         passed=(float(value[worst]), float(gradient[worst])),
         bent=bent,
         jump=jump_at_tie(at),
         silent=tuple((~says).nonzero()[:, 0].tolist()),
         heard=bool((at.chosen & says).any()),
-        nearest=nearest_experts(at.f),
+        nearest=nearest_experts(at.f[:, : layer.experts_there]),  # others compute nothing
         alike=4 * layer.hidden * torch.finfo(at.f.dtype).eps,
         drift=drift,
         felt=felt,
         mixed=mixed,
-        coarse=largest + 4 * layer.hidden * torch.finfo(torch.float32).eps,
+        # Products are added in single precision; in half precision an expert rounds some six times more.
+        coarse=float(_limit(trace)[at.tokens].max()) + 4 * layer.hidden * fine + 16 * eps * (eps > fine),
     )
 
 
+def _copy(running: Layer, trace: Trace, k: int, rule: Rule, seed: int) -> tuple[Layer, Asked]:
+    """A copy of a layer in float64 and what it says; of its router in float32 where that is written into its code.
+
+    Raises:
+        ValueError: for a layer that runs in neither.
+    """
+    error = None
+    for precision in (torch.float64, torch.float32):
+        try:
+            layer = running.double(precision)
+            return layer, _ask(layer, trace, k, rule, seed)
+        except (RuntimeError, TypeError, IndexError, AttributeError) as kept:
+            error = error or kept
+    put = [kind for kind, module in running.block.named_modules() if "forward" in vars(module)]
+    why = f"; forward is replaced in {put}" if put else ""
+    raise ValueError(
+        f"model: expected layers that run in torch.float64, too, got {error} in {running.name}{why}"
+    ) from error
+
+
 @torch.no_grad()
-def _ask(layer: Layer, trace: Trace, k: int, seed: int) -> Asked:
+def _ask(layer: Layer, trace: Trace, k: int, rule: Rule, seed: int) -> Asked:
     """Tokens here and there whose selection is decided, or any where none is; no token that is 0."""
     some = trace.x.any(1)
     if not some.any():
         raise ValueError(f"batches: expected tokens at which {layer.name} reads something other than 0, got none")
-    decided = some & (kept_gap(trace.exact, k) > 2 * trace.rounding)
+    scores, off = rule.of(trace.exact, trace.rounding)
+    decided = some & (kept_gap(scores, k) > 2 * off)
     some = (decided if decided.any() else some).nonzero()[:, 0]
     some = some[torch.linspace(0, len(some) - 1, min(PROBES, len(some))).long()]
     u = trace.u[some].double()
     traces = _copied(layer, u)
-    x, y, h, chosen, gates, F, out = (
-        torch.cat([getattr(t, name) for t in traces]) for name in ("x", "y", "exact", "chosen", "gates", "F", "out")
+    x, y, h, chosen, gates, F, out, rounding = (
+        torch.cat([getattr(t, name) for t in traces])
+        for name in ("x", "y", "exact", "chosen", "gates", "F", "out", "rounding")
     )
     c = torch.randn(F.shape, generator=torch_stream(seed, "probes"), dtype=torch.float64).to(F.device)
-    return Asked(some, u, x, h, _limit(trace)[some], chosen, gates, layer.answers(y, trace.masks), F, out, c)
+    z = layer.products(x, h)
+    limit = 2 * rounding + (h.shape[1] + 8) * torch.finfo(torch.float32).eps
+    handed = traces[0].handed
+    return Asked(some, u, x, y, z, h, limit, chosen, gates, handed, layer.answers(y, handed), F, out, c)
 
 
-def _copied(layer: Layer, u: Float[Tensor, "n d"]) -> list[Trace]:
+def _copied(layer: Layer, u: Float[Tensor, "n e"]) -> list[Trace]:
     """What a copy does with each token; ValueError if it is none, for a method put into a module stays the original's.
 
     A copy's logits change with its own router.
     """
-    try:
-        traces = [layer(token[None]) for token in u]
-        kept, x = layer.W.detach().clone(), traces[0].x[0]
-        layer.W[0] += x / x.square().sum()
+    W, follows, traces = layer.W, True, [layer(token[None]) for token in u]
+    if isinstance(W, nn.Parameter):
+        kept, x = W.detach().clone(), traces[0].x[0]
+        W[0] += x / x.square().sum()
         follows = not torch.equal(layer(u[:1]).recorded, traces[0].recorded)
-        layer.W.copy_(kept)
-    except RuntimeError as error:  # a type written into its code, or a method of the original
-        put = [kind for kind, module in layer.block.named_modules() if "forward" in vars(module)]
-        why = f"; forward is replaced in {put}" if put else ""
-        raise ValueError(
-            f"model: expected layers that run in torch.float64, too, got {error} in {layer.name}{why}"
-        ) from error
+        W.copy_(kept)
     if not follows:
         raise ValueError(
             f"model: expected layers that can be copied, got one whose copy calls the original: {layer.name}"
@@ -285,35 +427,38 @@ def _copied(layer: Layer, u: Float[Tensor, "n d"]) -> list[Trace]:
 
 
 def _limit(trace: Trace) -> Float[Tensor, " n"]:
-    """The share of itself by which a gate in single precision may be off."""
-    return 2 * trace.rounding + (trace.exact.shape[1] + 8) * torch.finfo(torch.float32).eps
+    """The share of itself by which a gate may be off in the precision in which it is handed on."""
+    eps, fine = torch.finfo(trace.gates.dtype).eps, torch.finfo(torch.float32).eps
+    return 2 * trace.rounding + (trace.exact.shape[1] + 8) * fine + eps * (eps > fine)
 
 
-def _named(at: Asked, behind: float, configured: Configured) -> tuple[dict[str, float], tuple[str, ...], float]:
+def _named(
+    layer: Layer, at: Asked, known: dict[str, Gates], behind: float, configured: Configured
+) -> tuple[dict[str, float], tuple[str, ...], float]:
     """How far every gate is over its limit, the names of those that are not, and the factor of these.
 
     Where few tokens are asked, several gates may fit with a factor each; those are taken that have a configured one
-    together with the one behind the experts.
+    together with the one behind the experts, and of these those without a bias.
     """
-    fits = {name: _fit(at.F, gate(at.h, at.chosen), at.f) for name, gate in GATES.items()}
+    with torch.no_grad():
+        fits = {name: _fit(at.F, at.parts(layer, gate(at.h, at.chosen))) for name, gate in known.items()}
     off = {name: float((distance / at.limit).max()) for name, (_, distance) in fits.items()}
     factors = {name: fits[name][0] for name, value in off.items() if value <= 1}
     limit = float(at.limit.max())
     said = [name for name, factor in factors.items() if _among(factor * behind, configured.factors, limit)]
-    named = tuple(said or factors)
+    named = said or [*factors]
+    named = tuple([name for name in named if BIASED not in name] or named)
     return off, named, factors[named[0]] if named else 1.0
 
 
-def _fit(
-    F: Float[Tensor, "n d"], gates: Float[Tensor, "n M"], f: Float[Tensor, "n M d"]
-) -> tuple[float, Float[Tensor, " n"]]:
-    """The factor with which the mixture with some gates is nearest to the output, and its distance, relative to sizes.
+def _fit(F: Float[Tensor, "n l"], parts: Float[Tensor, "n M l"]) -> tuple[float, Float[Tensor, " n"]]:
+    """The factor with which a mixture is nearest to the output, and its distance, relative to sizes.
 
     Infinite where the factor would not be positive.
     """
-    mixed = torch.einsum("nm,nmd->nd", gates, f)
+    mixed = parts.sum(1)
     factor = float((F * mixed).sum() / mixed.square().sum()) if mixed.any() else 1.0
-    size = factor * (gates * f.norm(dim=-1)).sum(1)
+    size = factor * parts.norm(dim=-1).sum(1)
     off = (F - factor * mixed).norm(dim=1) / size.clamp(min=TINY)
     return factor, off if factor > 0 else torch.full_like(off, torch.inf)
 
@@ -328,7 +473,7 @@ def _among(factor: float, configured: tuple[float, ...], limit: float) -> bool:
     return any(abs(factor - one) <= limit * abs(one) for one in configured)
 
 
-def _handed_on(trace: Trace, at: Asked, named: tuple[str, ...]) -> float:
+def _handed_on(trace: Trace, at: Asked, known: dict[str, Gates], named: tuple[str, ...]) -> float:
     """How far the gates handed to the experts are from the nearest of those named, at the farthest of all tokens.
 
     Up to a constant, which the tokens asked give. What is handed on may be no gates; then these tokens are off, too.
@@ -338,11 +483,11 @@ def _handed_on(trace: Trace, at: Asked, named: tuple[str, ...]) -> float:
         return (gates - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=TINY)
 
     sent, found = trace.of(trace.chosen.any(1)), [math.nan]
-    for name in named:
-        exact = GATES[name](at.h, at.chosen)
+    for name in (name for name in named if name != MIXER):
+        exact = known[name](at.h, at.chosen)
         factor = at.gates.double().sum() / exact.sum()
         if bool((distance(at.gates, factor * exact) <= at.limit).all()):
-            every = distance(sent.gates, factor * GATES[name](sent.exact, sent.chosen))
+            every = distance(sent.gates.double(), factor * known[name](sent.exact, sent.chosen))
             found.append(float((every / _limit(sent)).max()))
     return min(found, key=lambda value: (math.isnan(value), value))
 
@@ -350,21 +495,24 @@ def _handed_on(trace: Trace, at: Asked, named: tuple[str, ...]) -> float:
 def _passed(layer: Layer, at: Asked) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], float]:
     """What the block's output has of a small change of its experts' output, and what its gradient has of it.
 
-    Both along c and relative to it: a difference quotient, and by automatic differentiation. They are one and the same
-    constant where the block adds something to the experts' output or multiplies it, and the change is that constant
-    times c; last, how far it is from that, relative.
+    Both along the change c and relative to it, or along what becomes of it where block and experts have another width:
+    a difference quotient, and by automatic differentiation. They are one and the same constant where the block adds
+    something to the experts' output or multiplies it, and the change is that constant times c; last, how far it is
+    from that, relative.
     """
     values, gradients, bent = [], [], 0.0
     for u, F, c in zip(at.u[:, None], at.F[:, None], at.c[:, None], strict=True):
         step = STEP * (float(F.norm()) or 1.0) / float(c.norm())
         with torch.no_grad():
             change = (layer.passed(u, F + step * c) - layer.passed(u, F - step * c)) / (2 * step)
-        values.append((change * c).sum() / c.square().sum())
-        bent = max(bent, float((change - values[-1] * c).norm() / change.norm().clamp(min=TINY)))
+        along = c if change.shape == c.shape else change
+        values.append((change * along).sum() / c.square().sum())
+        rest = change - values[-1] * c if change.shape == c.shape else change
+        bent = max(bent, float(rest.norm() / change.norm().clamp(min=TINY)))
         with torch.enable_grad():
             F = F.detach().requires_grad_()
             out = layer.passed(u, F)
-            dF = torch.autograd.grad((out * c).sum(), F, allow_unused=True)[0] if out.requires_grad else None
+            dF = torch.autograd.grad((out * along).sum(), F, allow_unused=True)[0] if out.requires_grad else None
         gradients.append(out.new_zeros(()) if dF is None else (dF * c).sum() / c.square().sum())
     return torch.stack(values), torch.stack(gradients), bent
 
@@ -374,18 +522,20 @@ def _drift(
 ) -> tuple[float, float, float]:
     """Farthest output, slope, and output in the batch of a layer as it runs from those of its copy; see `GateReport`.
 
-    In the batch tokens count that were sent to the same experts there.
+    In the batch tokens count that were sent to the same experts there, and where a token is alone.
     """
-    low, c = at.u.to(running.W.dtype), at.c.to(running.W.dtype)
+    low, c = at.u.to(trace.u.dtype), at.c.to(trace.F.dtype)
     with torch.no_grad():
-        ran = torch.cat([running(token[None]).F for token in low]).double()
-    felt = torch.stack([slope(running, *pair) for pair in zip(low, c, strict=True)]).double()
-    summed = torch.einsum("nm,nmd->nd", at.gates.double(), at.f.abs()).norm(dim=1).clamp(min=TINY)
+        alone = [running(token[None]) for token in low]
+    ran, there = torch.cat([t.F for t in alone]).double(), torch.cat([t.chosen for t in alone])
+    kept = (there == at.chosen).all(1)
+    felt = torch.stack([slope(running, *asked) for asked in zip(low, at.x, c, strict=True)]).double()
+    summed = size.clamp(min=TINY)
     off, same = trace.out[at.tokens].double() - at.out, (trace.chosen[at.tokens] == at.chosen).all(1)
     mixed = same * off.norm(dim=1) / (summed + at.out.norm(dim=1))
     return (
-        float(((ran - at.F).norm(dim=1) / summed).max()),
-        float(((felt - slopes).norm(dim=1) / size).max()),
+        float((kept * (ran - at.F).norm(dim=1) / summed).max()),
+        float((kept * (felt - slopes).norm(dim=1) / size).max()),
         float(mixed.max()),
     )
 
@@ -398,33 +548,60 @@ def lower_one(layer: Layer, at: Asked) -> tuple[float, float]:
     """
     if bool(at.chosen.all()):
         return 0.0, 0.0
-    best = at.h.masked_fill(at.chosen, -torch.inf).max(1).indices
-    pi = at.h.softmax(1).gather(1, best[:, None])[:, 0]
-    drop = pi * -torch.expm1(torch.tensor(-1.0, dtype=at.h.dtype))
-    changes, kept = [], layer.W.detach().clone()
-    for u, x, j, before in zip(at.u, at.x, best, at.F, strict=True):
-        layer.W[j] -= x / x.square().sum()
-        changes.append(float((layer(u[None]).F - before).norm() / before.norm().clamp(min=TINY)))
-        layer.W.copy_(kept)
+    best = at.h.masked_fill(at.chosen, -torch.inf).max(1).indices[:, None]
+    down = torch.zeros_like(at.z).scatter(1, best, -1.0)
+    pi, fallen = at.h.softmax(1).gather(1, best), (layer.squash(at.z + down) - at.h).gather(1, best)
+    drop = pi * -torch.expm1(fallen)
+    changes = []
+    for u, shift, before in zip(at.u, down, at.F, strict=True):
+        with layer.shifted(shift):
+            changes.append(float((layer(u[None]).F - before).norm() / before.norm().clamp(min=TINY)))
     return max(changes), float((drop / (1 - drop)).max())
 
 
-def slope(layer: Layer, u: Float[Tensor, " d"], c: Float[Tensor, " d"]) -> Float[Tensor, " M"]:
-    """`d <c, F> / dh` at one token, by automatic differentiation: its gradient in the router is `dh x^T`."""
+def slope(layer: Layer, u: Float[Tensor, " e"], x: Float[Tensor, " d"], c: Float[Tensor, " l"]) -> Float[Tensor, " M"]:
+    """`d <c, F> / dz` at one token, by automatic differentiation: the gradient in a router's vectors is `dz x^T`.
+
+    Asked of these vectors; where an adapter makes them of others, of the products z.
+    """
+    W, z = layer.W, torch.zeros(layer.M, dtype=c.dtype, device=c.device)
     with torch.enable_grad():
-        trace = layer(u[None])
-        x, F = trace.x[0].detach(), trace.F[0]
-        W = torch.autograd.grad(c @ F, layer.W, allow_unused=True)[0] if F.requires_grad else None
-    return x.new_zeros(len(layer.W)) if W is None else W.to(x) @ x / x.square().sum()
+        asked = W if isinstance(W, nn.Parameter) and W.requires_grad else z.requires_grad_()
+        with layer.shifted(z):
+            F = layer(u[None]).F[0]
+        found = torch.autograd.grad(c @ F, asked, allow_unused=True)[0] if F.requires_grad else None
+    if found is None:
+        return z.detach()
+    return found if found.ndim == 1 else found.to(x) @ x / x.square().sum()
 
 
-def _apart(at: Asked, named: tuple[str, ...], slopes, factor: float, k: int, limit: Float[Tensor, " n"]) -> float:
-    """Farthest slope from that of the gate, which chapter 14 has in closed form, over its limit."""
-    rules = [RULES[name] for name in named if name in RULES]
-    if not rules or bool((at.chosen != topk_set(at.h, k)).any()):
-        return float("nan")
-    exact = torch.einsum("nmd,nd->nm", logit_jacobian(at.h, factor * at.f, k, rules[0]), at.c)
+def _apart(
+    layer: Layer, at: Asked, known: dict[str, Gates], named: tuple[str, ...], slopes, factor: float, limit
+) -> float:
+    """Farthest slope from that of the gate's formula, over its limit."""
+    if not named:
+        return math.nan
+    with torch.enable_grad():
+        z = at.z.detach().requires_grad_()
+        parts = at.parts(layer, factor * known[named[0]](layer.squash(z), at.chosen))
+        exact = torch.autograd.grad(torch.einsum("nml,nl->", parts, at.c), z)[0]
     return float(((slopes - exact).norm(dim=1) / limit).max())
+
+
+@torch.no_grad()
+def _ignored(layer: Layer, at: Asked) -> tuple[str, ...]:
+    """Parts of the block beside router and experts without which it would return the same."""
+    inside = {id(p) for part in (layer.router, layer.experts) for p in part.parameters()}
+    beside = {name: p for name, p in layer.block.named_parameters() if id(p) not in inside and p.is_floating_point()}
+    beside = {name: p for name, p in beside.items() if p.numel() not in (layer.M, layer.experts_there)}
+    found = []
+    for name, p in beside.items():
+        kept = p.clone()
+        p.mul_(1.5).add_(0.1)
+        if torch.equal(torch.cat([layer(token[None]).out for token in at.u]), at.out):
+            found.append(name)
+        p.copy_(kept)
+    return tuple(found)
 
 
 def jump_at_tie(at: Asked) -> float:

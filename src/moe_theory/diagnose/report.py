@@ -59,7 +59,9 @@ class Report:
         for name, router in self.routers.items():
             gate = self.gates[name]
             rows[name] = {
-                "gate": ", ".join(gate.gates) or "none known",
+                "tokens": router.tokens,
+                "selects by": str(gate.rule),
+                "gate": gate.gate,
                 "times": gate.factor,
                 "behind": "a constant" if gate.bent <= 1e-6 else "no constant",
                 "learns": gate.learns,
