@@ -598,7 +598,7 @@ CASES = [
     Case(
         GITHUB + "hiyouga/LlamaFactory/issues/8075",
         "2025-05-15",
-        "adapters go to experts and not to the router, whose balancing loss has a coefficient, and trains nothing",
+        "a balancing loss has a coefficient, and adapters leave the router out, and it trains nothing: how can they",
         "model",
         of("Mixtral"),
         of("Mixtral", frozen_routers),
@@ -608,7 +608,7 @@ CASES = [
     Case(
         GITHUB + "deepspeedai/DeepSpeed/pull/2551",
         "2022-11-25",
-        "two experts are selected, loads and balancing loss count the first",
+        "two experts are selected, loads and balancing loss count the first; as in GShard, is the answer",
         "model",
         of("Mixtral"),
         of("Mixtral", loss_of(lambda own, h, M, k, mask=None: own(h, M, 1, mask))),
