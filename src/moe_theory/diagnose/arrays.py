@@ -195,8 +195,7 @@ class RouterStream:
             resolution: of the scores; by default their dtype. A dtype: each is the number of that format nearest to an
                 exact one, so that those tie that round to one number, and a tie falls out by chance. Numbers > 0 that
                 broadcast to (n, M): widths of independent uniform errors of scores that are on no common grid, such as
-                `torch.finfo(torch.bfloat16).eps * h.abs()` times the slope of a sigmoid that came after; one kind in
-                all batches.
+                `spacing(h, torch.bfloat16)` times the slope of a sigmoid that came after; one kind in all batches.
             labels: for each name a non-negative integer for each token; the same names in every batch.
 
         Raises:
@@ -568,6 +567,13 @@ def linear_logits(
         least = (exact.abs().amax(1) + rounding).clamp(min=torch.finfo(dtype).smallest_normal)
         rounding = rounding + torch.finfo(dtype).eps / 2 * least
     return exact, rounding
+
+
+def spacing(h: Float[Tensor, "n M"], dtype: torch.dtype) -> Float[Tensor, "n M"]:
+    """How far apart the numbers of a format are at each of some logits: one unit in the last place."""
+    least = torch.finfo(dtype).smallest_normal
+    exponent = torch.frexp(h.double().abs().clamp(min=least)).exponent
+    return torch.ldexp(torch.full_like(h, torch.finfo(dtype).eps, dtype=torch.float64), exponent - 1)
 
 
 def roundings(terms: int) -> float:

@@ -130,14 +130,15 @@ def _oriented(h: Float[Tensor, "n M"], k: int, x: Tensor | None, W: Tensor | Non
     by = {
         "x and W": x is not None and W is not None and (len(x), len(W)) == turned,
         "chosen": chosen is not None and chosen.dtype == torch.bool and tuple(chosen.shape) == turned,
-        "k": isinstance(k, int) and h.shape[1] < k <= h.shape[0],
     }
     told = [name for name, tells in by.items() if tells]
-    if told and h.shape != turned and not (told == ["k"] and (W is not None or chosen is not None)):
+    if told and tuple(h.shape) != turned:
         raise ValueError(
             f"h: expected a row for each token, (n, M), got {tuple(h.shape)}, which by {told[0]} is (M, n); "
             "hand over h.T"
         )
+    if h.shape[1] < check.integer("k", k, 1) <= len(h):
+        raise ValueError(f"k: expected at most M = {h.shape[1]} experts, got {k}; if h is (M, n), hand over h.T")
 
 
 def _rounding(

@@ -145,17 +145,17 @@ def keep_probability(h: Float[Tensor, "n M"], k: int, *, scale: float | Float[Te
         ValueError: for logits that are not finite, a k outside 1..M, or a scale that is not > 0 or has another shape.
     """
     scale = _scales(scale, h)
-    unit = scale.amax(1, keepdim=True)
-    h, s = check.finite("h", h.double()) / unit, scale / unit
-    stays, chosen = torch.ones_like(h[:, 0]), topk_set(h, k)
-    if k == h.shape[1]:
-        return stays
-    low, high = h - FAR / 2 * s, h + FAR / 2 * s
-    last = low.masked_fill(~chosen, torch.inf).amin(1, keepdim=True)
-    best = high.masked_fill(chosen, -torch.inf).amax(1, keepdim=True)
-    near = torch.where(chosen, low < best, last < high)
-    inside, outside = (near & chosen).sum(1), (near & ~chosen).sum(1)
     with _one_thread():
+        unit = scale.amax(1, keepdim=True)
+        h, s = check.finite("h", h.double()) / unit, scale / unit
+        stays, chosen = torch.ones_like(h[:, 0]), topk_set(h, k)
+        if k == h.shape[1]:
+            return stays
+        low, high = h - FAR / 2 * s, h + FAR / 2 * s
+        last = low.masked_fill(~chosen, torch.inf).amin(1, keepdim=True)
+        best = high.masked_fill(chosen, -torch.inf).amax(1, keepdim=True)
+        near = torch.where(chosen, low < best, last < high)
+        inside, outside = (near & chosen).sum(1), (near & ~chosen).sum(1)
         for members, others in torch.stack([inside, outside], 1).unique(dim=0).tolist():
             if members:  # then some outside are near, too
                 of = (inside == members) & (outside == others)
