@@ -1,27 +1,31 @@
 """A router from arrays: its logits, or the experts that it chose."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.diagnose.arrays import RouterStream, linear_logits
 from moe_theory.diagnose.report import Report
 
+#: What is taken beside tensors, if its entries are numbers.
+Rows = np.ndarray | pd.DataFrame | Sequence
+
 
 def diagnose_router(
-    h: Float[Tensor, "n M"] | np.ndarray,
+    h: Float[Tensor, "n M"] | Rows,
     *,
     k: int,
-    scores: Float[Tensor, "n M"] | np.ndarray | None = None,
-    chosen: Tensor | np.ndarray | None = None,
+    scores: Float[Tensor, "n M"] | Rows | None = None,
+    chosen: Tensor | Rows | None = None,
     labels: Mapping[str, Tensor] | None = None,
-    x: Float[Tensor, "n d"] | np.ndarray | None = None,
-    W: Float[Tensor, "M d"] | np.ndarray | None = None,
-    b: Float[Tensor, " M"] | np.ndarray | None = None,
+    x: Float[Tensor, "n d"] | Rows | None = None,
+    W: Float[Tensor, "M d"] | Rows | None = None,
+    b: Float[Tensor, " M"] | Rows | None = None,
     resolution: torch.dtype | float | Tensor | None = None,
     noise: float = 0.01,
     collapse: float = 0.25,
@@ -75,7 +79,7 @@ def diagnose_router(
 
 
 def diagnose_choices(
-    numbers: Int[Tensor, "n *layers K"] | np.ndarray,
+    numbers: Integer[Tensor, "n *layers K"] | Rows,
     experts: int,
     *,
     labels: Mapping[str, Tensor] | None = None,

@@ -106,7 +106,7 @@ class Pairs:
 
     def __init__(self, experts: int):
         self.experts = experts
-        self._parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        self._parts, self._waiting = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], 0
 
     def count(self, label: Int[Tensor, " n"], expert: Int[Tensor, " n"]) -> None:
         """Takes some tokens; those with the expert -1 have none, and are left out.
@@ -119,8 +119,9 @@ class Pairs:
             raise ValueError(f"labels: expected numbers below 2^63 / {self.experts}, got {int(label.max())}")
         pairs, counts = np.unique((label * self.experts + expert).numpy(), return_counts=True)
         self._parts.append((pairs, counts))
-        if sum(len(part) for part, _ in self._parts[1:]) > max(1 << 16, len(self._parts[0][0])):
-            self._parts = [self._merged()]  # when as many have come as were there: each is sorted a few times in all
+        self._waiting += 100 + len(pairs)  # numbers that a part takes, about
+        if self._waiting > max(1 << 16, len(self._parts[0][0])):  # as many as were there: each is sorted a few times
+            self._parts, self._waiting = [self._merged()], 0
 
     def __add__(self, other: "Pairs") -> "Pairs":
         both = Pairs(self.experts)
