@@ -122,7 +122,7 @@ def _array(name: str, value) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        value = np.asarray(value)
+        value = np.require(value, requirements="W")  # a copy where torch could not have it as it is
     except ValueError as error:
         raise ValueError(f"{name}: expected rows of one length, got {error}") from None
     return check.array(name, value)
