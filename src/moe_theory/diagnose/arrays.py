@@ -390,7 +390,7 @@ class RouterStream:
             rounding = _unit(resolution, scores)
         rounding = check.array("rounding", rounding).double().cpu()
         if rounding.shape != h.shape[:1] or not bool(((rounding >= 0) & (rounding < math.inf)).all()):
-            raise ValueError(f"rounding: expected {len(h)} finite numbers >= 0, got {tuple(rounding.shape)}")
+            raise ValueError(f"rounding: expected {len(h)} numbers >= 0, all finite, got {tuple(rounding.shape)}")
         numbers = wanted if chosen is None else self._numbers("chosen", check.array("chosen", chosen), len(h))
         return _Batch(h, scores, top, wanted, numbers, rounding, resolution)
 
@@ -543,7 +543,6 @@ def linear_logits(
     x: Float[Tensor, "n d"],
     W: Float[Tensor, "M d"],
     b: Float[Tensor, " M"] | None = None,
-    *,
     dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
     """Logits `x W^T + b` in float64, and how far those computed in some precision may be from them.
