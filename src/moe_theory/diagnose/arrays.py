@@ -503,13 +503,13 @@ def _flips(scores: Float[Tensor, "n M"], top: Float[Tensor, "n top"], k: int, fo
     Where gaps may be any of density f, two numbers tie over the cut with probability f u / 2, u the unit, and half of
     them are exchanged. Errors drawn at exact numbers, each for itself, would exchange f u / 6, a third less.
     """
-    top = top.to(format)
+    top = top.to(format).double()  # which compares the numbers of any format
     if top.shape[1] == k:
         return torch.zeros((), dtype=torch.float64)
     (rows,) = (top[:, k - 1] == top[:, k]).nonzero(as_tuple=True)
     at = top[rows, k - 1 : k]
     inside = (top[rows, :k] == at).sum(1).double()
-    tied = (scores[rows.to(scores.device)].to(format).cpu() == at).sum(1).double()
+    tied = (scores[rows.to(scores.device)].to(format).double().cpu() == at).sum(1).double()
     ways = torch.lgamma(tied + 1) - torch.lgamma(inside + 1) - torch.lgamma(tied - inside + 1)
     return -torch.expm1(-ways).sum()
 
