@@ -16,6 +16,7 @@ from moe_theory.diagnose.arrays import kept_gap, linear_logits, spacing
 from moe_theory.diagnose.tallies import ASKED, EDGES, Pairs, expected_within, in_bins, table_dispatch, table_entropy
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.models.rules import topk_set
+from moe_theory.theory import smoothing
 from moe_theory.theory.smoothing import keep_probability
 
 DOUBLE = torch.float64
@@ -117,13 +118,24 @@ def test_it_runs_on_one_thread_and_leaves_the_setting_as_it_was(monkeypatch):
         torch.set_num_threads(before)
 
 
+def test_the_probability_to_be_kept_is_computed_on_one_thread(monkeypatch):
+    seen, before, keeps = [], torch.get_num_threads(), smoothing._keeps
+    monkeypatch.setattr(smoothing, "_keeps", lambda *a: seen.append(torch.get_num_threads()) or keeps(*a))
+    try:
+        torch.set_num_threads(2)
+        keep_probability(randn(10, 3), 1, scale=1.0)
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_batch_that_is_refused_leaves_no_trace():
     h, stream = randn(50, 4), RouterStream(4, 2)
     below = -torch.ones(50)
     for wrong in (dict(chosen=torch.full((50, 2), 3)), dict(labels={"a": below.long()}), dict(rounding=below)):
         with pytest.raises(ValueError, match="expected"):
             stream.add(h, **wrong)
-    stream.add_choices(topk_set(h, 2))
+    stream.add_choices(h.topk(2).indices)
     assert stream.report().tokens == 50
 
 
@@ -448,6 +460,7 @@ def test_bad_arrays_are_named(change, message):
     ("numbers", "message"),
     [
         (torch.zeros(3, 2), "numbers: expected a mask of shape .* or integers of shape"),
+        (torch.ones(3, 4).bool(), "numbers: expected integers, got a mask of shape"),
         (torch.tensor([[0, 4]]), "numbers: expected experts from 0 to 3, or -1 for none"),
         (torch.tensor([[-2, 0]]), "numbers: expected experts from 0 to 3, or -1 for none"),
         (torch.tensor([[1, 1]]), "numbers: expected different experts for a token, got one twice for 1"),

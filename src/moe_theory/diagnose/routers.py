@@ -149,7 +149,7 @@ def _rounding(
     h: Float[Tensor, "n M"], x: Tensor, W: Tensor, b: Tensor | None, format: torch.dtype
 ) -> Float[Tensor, " n"]:
     """How far the logits may be from `x W^T + b`: added up in float32 and rounded once if they are so near, or not."""
-    exact, once = linear_logits(x, W, b, format)
+    exact, once = linear_logits(x, W, b, dtype=format)
     if exact.shape != h.shape:
         raise ValueError(f"x, W: expected those of {tuple(h.shape)} logits, got them for {tuple(exact.shape)}")
     off = (check.finite("h", h).double() - exact).abs().amax(1)
