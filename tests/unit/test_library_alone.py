@@ -16,7 +16,7 @@ from moe_theory import _validate as check
 
 ROOT = Path(__file__).parents[2]
 FIVE = {"torch", "numpy", "scipy", "pandas", "jaxtyping"}
-TRANSFORMERS = {"transformers", "packaging"}  # of diagnose/tiny.py, which says what to install
+TRANSFORMERS = {"transformers", "packaging"}  # of diagnose/families.py, which says what to install
 
 ALONE = """
 import sys
@@ -58,7 +58,7 @@ def test_nothing_else_is_imported_by_name():
         nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
         names = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
-        allowed = FIVE | {"moe_theory"} | (TRANSFORMERS if path.name == "tiny.py" else set())
+        allowed = FIVE | {"moe_theory"} | (TRANSFORMERS if path.name == "families.py" else set())
         foreign = {name.split(".")[0] for name in names} - allowed - sys.stdlib_module_names
         assert not foreign, f"{path.name} imports {foreign}"
 

@@ -38,11 +38,11 @@ class Plain(Layer):
     grouped: Groups | None = field(default=None)
 
     @property
-    def head(self) -> nn.Module:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def head(self) -> nn.Module:
         return self.router
 
     @property
-    def experts_there(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def experts_there(self) -> int:
         return len(self.each)
 
     @property
@@ -50,7 +50,7 @@ class Plain(Layer):
         return len(self.each)
 
     @property
-    def W(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def W(self) -> Tensor | None:
         return self.router.weight if isinstance(self.router, nn.Linear) else None
 
     def products(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
@@ -90,7 +90,7 @@ class Plain(Layer):
         return _tokens(self.block(u if self.ndim == 2 else u[None]))
 
     @contextmanager
-    def shifted(self, delta: Delta):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def shifted(self, delta: Delta):
         def moved(_, __, out):
             return out + (delta(out) if callable(delta) else delta).to(out).view_as(out)
 

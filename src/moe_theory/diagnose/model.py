@@ -1,5 +1,6 @@
 """`diagnose`: a model of the library transformers and some batches in, findings and numbers out."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -81,6 +82,7 @@ def diagnose(
     routers = {name: replace(stream.report(seed=seed), slip=gates[name].slip) for name, stream in streams.items()}
     if step and not balance and configured_coefficient(model) > 0:
         of_model.append(Finding("unused", "model", 0, configured_coefficient(model), "it has no balancing loss"))
+    of_model += [f for layer in layers for f in _capacity(model, layer, seen[layer.name], k[layer.name], first)]
     unasked = _unasked(model, layers, first, step=step, balance=bool(balance))
     return Report(routers, gates, balance, of_model, left_out(model, layers), unasked)
 
@@ -103,6 +105,24 @@ def _of_model(model: nn.Module, layers: list[Layer]) -> list[Finding]:
     if experts and not any(layer.learns for layer in layers):
         return [Finding("frozen", "model", 0, experts, "routers that learn, and layers whose experts do")]
     return []
+
+
+def _capacity(model: Any, layer: Layer, trace: Trace, k: int, batch: Batch) -> list[Finding]:
+    """An expert that takes more tokens than the capacity that is configured, of a sequence or of a batch."""
+    config, counts = model.config.get_text_config(), trace.chosen
+    if bool((counts.sum(1) < k).any()):  # tokens are dropped, so there is one
+        return []
+    sequences = len(next(value for name, value in batch.items() if isinstance(value, Tensor)))
+    each = getattr(config, "expert_capacity", None)
+    factor = getattr(config, "capacity_factor", None)
+    if isinstance(each, int) and len(counts) % sequences == 0:
+        busiest = int(counts.unflatten(0, (sequences, -1)).sum(1).max())
+        limit, of = each, "a sequence"
+    elif isinstance(factor, int | float) and factor > 0:
+        busiest, limit, of = int(counts.sum(0).max()), math.ceil(factor * k * len(counts) / layer.M), "a batch"
+    else:
+        return []
+    return [Finding("capacity", layer.name, busiest, limit, f"tokens of {of}")] if busiest > limit else []
 
 
 def _unasked(model: nn.Module, layers: list[Layer], batch: Batch, *, step: bool, balance: bool) -> list[str]:
@@ -138,7 +158,9 @@ def _called(model: nn.Module, batch: Batch) -> None:
     """Runs a model; ValueError if it does not take a batch."""
     try:
         model(**batch)
-    except (TypeError, RuntimeError, IndexError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError) as error:
+        if isinstance(error, ValueError) and str(error).startswith(("model", "batches")):  # said by what watches
+            raise
         given = {name: _kind(value) for name, value in batch.items()}
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ValueError(f"model, batches: expected arguments that the model takes, got {given}; {why}") from error
@@ -151,12 +173,17 @@ def _kind(value) -> str:
 def _checked(batch: Batch) -> Batch:
     if not isinstance(batch, Mapping) or not batch:
         raise ValueError(f"batches: expected arguments of the model by name, got {type(batch).__name__}")
+    for stack in ("", "decoder_"):
+        ids, mask = batch.get(f"{stack}input_ids"), batch.get(f"{stack}attention_mask")
+        if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape != ids.shape:
+            expected = f"{stack}attention_mask of shape {tuple(ids.shape)}"
+            raise ValueError(f"batches: expected {expected}, as {stack}input_ids, got {tuple(mask.shape)}")
     return batch
 
 
 def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
     """The first batch and the others; ValueError if there is none."""
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes) or hasattr(batches, "columns"):
         raise ValueError(f"batches: expected arguments of the model by name, got {type(batches).__name__}")
     others = iter([batches] if isinstance(batches, Mapping) else batches)
     for first in others:

@@ -75,7 +75,7 @@ def gates_of(layer: Layer) -> dict[str, Gates]:
         found["sparsemixer"] = lambda h, chosen: sparse_mixer(h, chosen, float(jitter))
     if bias is not None:
         for name, (score, _) in SCORES.items():
-            moved = lambda h, score=score, bias=bias: score(h) + bias.to(h)  # noqa: E731
+            moved = lambda h, score=score, b=bias: score(h) + b.to(h)  # noqa: E731
             found |= {f"{name}_topk{BIASED}": _topk(moved), f"{name}_divided{BIASED}": _divided(moved)}
         for name, gate in GATES.items():
             found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(h + bias.to(h), chosen)
@@ -150,7 +150,8 @@ class GateReport:
         gradient: largest slope of the block's output in the logits, relative to the size of what its experts say, along
             a random direction.
         apart: farthest slope of the experts' output from that of the gate, over its limit; nan where no gate is it.
-        ignored: parts of the block, beside experts, that have no effect.
+        ignored: parts of the block, beside router and experts, that have no effect; unbiased: whether the biases of
+            the router's matrix have none.
         passed: what the block's output has of a small change of its experts' output, and what the gradient has of it.
         bent: the rest of what the block makes of that change, relative: 0 where it is a constant times it.
         jump: mean relative jump of the output where the last selected expert gives way to the first rejected one.
@@ -179,6 +180,7 @@ class GateReport:
     gradient: float
     apart: float
     ignored: tuple[str, ...]
+    unbiased: bool
     passed: tuple[float, float]
     bent: float
     jump: float
@@ -204,6 +206,8 @@ class GateReport:
         if self.rounded:
             detail = f"its digits are those of {str(self.rounded).removeprefix('torch.')}"
             found.append(Finding("bias rounded", self.where, torch.finfo(self.rounded).eps, 0, detail))
+        if self.unbiased:
+            found.append(Finding("bias lost", self.where, 0, 0, "what the biases of the router's matrix change"))
         if self.ignored:
             found.append(Finding("shared gate", self.where, len(self.ignored), 0, ", ".join(self.ignored)))
         if self.configured.k not in (None, self.k):
@@ -339,12 +343,13 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, s
         gradient=float(((slopes * gradient[:, None]).norm(dim=1) / size).max()),
         apart=_apart(layer, at, known, named, slopes, factor, 4 * at.limit * size),
         ignored=_ignored(layer, at) if value.any() else (),
+        unbiased=bool(running.b is not None and running.b.any() and running.unbiased(trace)),
         passed=(float(value[worst]), float(gradient[worst])),
         bent=bent,
         jump=jump_at_tie(at),
         silent=tuple((~says).nonzero()[:, 0].tolist()),
         heard=bool((at.chosen & says).any()),
-        nearest=nearest_experts(at.f),
+        nearest=nearest_experts(at.f[:, : layer.experts_there]),  # others compute nothing
         alike=4 * layer.hidden * torch.finfo(at.f.dtype).eps,
         drift=drift,
         felt=felt,

@@ -2,29 +2,16 @@
 
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
+from moe_theory.diagnose.families import COMMON, EXPERTS, HIDDEN, SWITCH, SYMBOLS, draw_weights, library, serves
 from moe_theory.diagnose.traces import Layer, layers_of
 from moe_theory.models.rules import topk_set
 from moe_theory.streams import torch_stream
-
-#: Sizes that all of them share: symbols, width, hidden units of an expert, experts M.
-SYMBOLS, WIDTH, HIDDEN, EXPERTS = 64, 32, 48, 8
-
-COMMON = dict(
-    **dict(vocab_size=SYMBOLS, hidden_size=WIDTH, num_hidden_layers=2, max_position_embeddings=64),
-    **dict(num_attention_heads=2, num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=0),
-)
-SWITCH = dict(
-    **dict(vocab_size=SYMBOLS, d_model=WIDTH, d_kv=16, d_ff=HIDDEN, num_heads=2, dropout_rate=0.0),
-    **dict(num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1),
-    **dict(decoder_start_token_id=0, pad_token_id=0),
-)
 
 
 class Family(NamedTuple):
@@ -73,33 +60,6 @@ OTHER = {
 }
 
 
-def library(least: str = "5.6") -> ModuleType:
-    """The library transformers, silent about what a model of random weights lacks.
-
-    Args:
-        least: the version that is needed.
-
-    Raises:
-        ImportError: if it is not there, or too old.
-    """
-    expected = f'pip install "transformers>={least}", and restart Python'
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that a notebook has no progress bars
-            import transformers
-    except ImportError as error:
-        raise ImportError(f"transformers: expected {least} or later, got {error}; {expected}") from error
-    if not _serves(transformers, least):
-        raise ImportError(f"transformers: expected {least} or later, got {transformers.__version__}; {expected}")
-    transformers.logging.set_verbosity_error()
-    return transformers
-
-
-def _serves(transformers: ModuleType, least: str) -> bool:
-    from packaging.version import Version  # transformers needs it too
-
-    return Version(transformers.__version__) >= Version(least)
-
-
 def families() -> list[str]:
     """The names in `FAMILIES` that the installed transformers serves; a warning names those that need a newer one.
 
@@ -108,12 +68,12 @@ def families() -> list[str]:
     """
     transformers = library()
     for name, family in FAMILIES.items():
-        if not _serves(transformers, family.least):
+        if not serves(transformers, family.least):
             warnings.warn(
                 f"{name} is left out: it needs transformers {family.least}, here is {transformers.__version__}",
                 stacklevel=2,
             )
-    return [name for name, family in FAMILIES.items() if _serves(transformers, family.least)]
+    return [name for name, family in FAMILIES.items() if serves(transformers, family.least)]
 
 
 def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
@@ -138,11 +98,7 @@ def tiny(family: str, *, k: int = 2, seed: int = 0, **config) -> nn.Module:
             raise ValueError(f"config: expected arguments of {kind.__name__}, got {sorted(unknown)}")
         made = kind(**of.config | own | config)
         model = getattr(transformers, of.name + of.head)(made)
-    rng = torch_stream(seed, "weights")
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.copy_(torch.randn(p.shape, generator=rng) / p.shape[-1] ** 0.5)
+    draw_weights(model, seed)
     return model.eval()
 
 

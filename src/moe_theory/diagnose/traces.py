@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -113,13 +113,13 @@ class Layer:
         return min(stacked, default=sum(any(True for _ in m.parameters()) for m in listed[0].children()))
 
     @property
-    def W(self) -> Float[Tensor, "M d"]:
-        """The router's vectors, as they act: with what an adapter adds to them."""
+    def W(self) -> Any:
+        """The router's vectors (M, d) as they act: with what an adapter adds to them."""
         if not hasattr(self.head, "base_layer"):
-            return self.head.weight  # pyright: ignore[reportReturnType]
-        base = self.head.base_layer.weight  # pyright: ignore[reportAttributeAccessIssue]
+            return self.head.weight
+        base: Tensor = self.head.base_layer.weight  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
         with torch.no_grad():
-            zero, unit = base.new_zeros(1, base.shape[1]), torch.eye(base.shape[1], dtype=base.dtype).to(base)
+            zero, unit = base.new_zeros(1, base.shape[1]), torch.eye(base.shape[1]).to(base)
             return (self.head(unit) - self.head(zero)).T
 
     @property
@@ -187,7 +187,8 @@ class Layer:
         for module in block.modules():
             if hasattr(module, "config"):
                 module.config._experts_implementation = "eager"  # pyright: ignore[reportAttributeAccessIssue]
-        routes = (getattr(block, self.name.rpartition(".")[2], None) or block.router).to(router)
+        routes: nn.Module = getattr(block, self.name.rpartition(".")[2], None) or block.router  # pyright: ignore
+        routes = routes.to(router)
         for module in routes.modules():  # a router that says in which precision it computes
             if isinstance(getattr(module, "dtype", None), torch.dtype) and "dtype" in vars(module):
                 module.dtype = router
@@ -243,16 +244,37 @@ class Layer:
                 f"model: expected a linear router, got vectors of width {W.shape[1]} in {self.name}, "
                 f"which reads hidden states of width {x.shape[1]}"
             )
-        z, rounding = linear_logits(x.double(), W, self.b)
-        exact, times = self.squash(z), abs(float(getattr(self.router, "output_multiplier", 1.0)))
+        fits, limit = torch.zeros(0), torch.zeros(0)
+        for b in dict.fromkeys((self.b, None)):
+            z, rounding = linear_logits(x.double(), W, b)
+            exact, limit = self._fitting(self.squash(z), recorded, rounding, x.dtype)
+            fits = exact if not len(fits) else fits
+            if recorded.shape == exact.shape and not self.off(exact, recorded, limit):
+                return exact, limit
+        return fits, limit
+
+    def _fitting(
+        self,
+        exact: Float[Tensor, "n M"],
+        recorded: Float[Tensor, "n r"],
+        rounding: Float[Tensor, " n"],
+        read: torch.dtype,
+    ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
+        """Logits and the narrowest limit within which those that were recorded are, if any is."""
+        times, eps = abs(float(getattr(self.router, "output_multiplier", 1.0))), torch.finfo(recorded.dtype).eps
         limit = rounding
-        for precision in dict.fromkeys((torch.promote_types(recorded.dtype, torch.float32), x.dtype)):
+        for precision in dict.fromkeys((torch.promote_types(recorded.dtype, torch.float32), read)):
             limit = times * rounding * torch.finfo(precision).eps / torch.finfo(torch.float64).eps
             if precision != recorded.dtype:  # and once more as it is stored
-                limit = limit + torch.finfo(recorded.dtype).eps / 2 * exact.abs().amax(1)
+                limit = limit + eps / 2 * exact.abs().amax(1)
             if recorded.shape == exact.shape and not self.off(exact, recorded, limit):
                 break
         return exact, limit
+
+    def unbiased(self, trace: Trace) -> bool:
+        """Whether the logits are those without the biases of the router's matrix."""
+        with_biases = self.squash(self.products(trace.x))
+        return not torch.equal(with_biases, trace.exact) and not self.off(trace.exact, trace.recorded, trace.rounding)
 
     def off(self, exact: Float[Tensor, "n M"], recorded: Float[Tensor, "n M"], limit: Float[Tensor, " n"]) -> float:
         """How far logits are from those that were recorded, or their softmax, which some return for them; 0 within."""
@@ -462,6 +484,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
             f"got {type(model).__name__}"
         )
     modules, found = dict(model.named_modules()), []
+    config = model.config.get_text_config()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     for name, router in modules.items():
         for recorder in recorders:
             if isinstance(router, recorder.target_class):
@@ -470,7 +493,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
                     raise ValueError(f"model: expected router and experts side by side, got {type(block).__name__}")
                 if hasattr(block, "self_attn"):  # a decoder's layer, which takes more than hidden states
                     block = Pair(router, experts)
-                found.append(Layer(name, block, router, experts, recorder.index, model.config.get_text_config()))
+                found.append(Layer(name, block, router, experts, recorder.index, config))
     if not found:
         classes = " or ".join(recorder.target_class.__name__ for recorder in recorders)
         raise ValueError(f"model: expected mixture layers with a {classes} in {type(model).__name__}, got none")
