@@ -5,15 +5,19 @@ the width of a screen. One colour stands for one thing: loads, gaps, gates, and 
 """
 
 import math
+from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
 
 #: The highest bar of a load, in multiples of the uniform one; what is beyond ends there.
-HIGHEST = 8.0
+HIGHEST = 4.0
 
 #: The decades between which a gate's distance is drawn, over its limit.
 DECADES = (-3, 6)
+
+#: How near to an end of that a dot is drawn.
+AIR = 0.25
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --soft: #5a5a60; --line: #d4d4d8; --page: #fff; --pale: #f4f4f6;
@@ -21,6 +25,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #ececf0; --soft: #a9a9b2; --line: #44444c; --page: #17171a;
   --pale: #222227; --load: #7db3f0; --gap: #c3a1ea; --gate: #6fd0a0; --found: #ff8a80; } }
 * { box-sizing: border-box; }
+footer { margin-top: 2rem; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 72rem; margin: 0 auto; padding: 1rem; }
 h1, h2, h3 { line-height: 1.25; overflow-wrap: anywhere; }
@@ -81,10 +86,9 @@ def page(told: dict[str, Any]) -> str:
 
 def _verdict(told: dict[str, Any]) -> str:
     """What was found in a line, and in how much."""
-    found = (
-        f'<span class="found">Found: {escape(", ".join(told["found"]))}.</span>' if told["found"] else "Nothing found."
-    )
-    return f"<p>{found} {_count(len(told['layers']), 'layer')}, {_count(told['tokens'], 'token')} each.</p>"
+    found = ", ".join(told["found"])
+    said = f'<span class="found">Found: {escape(found)}.</span>' if found else "Nothing found."
+    return f"<p>{said} {_count(len(told['layers']), 'layer')}, {_count(told['tokens'], 'token')}.</p>"
 
 
 def _findings(findings: list[dict]) -> str:
@@ -111,13 +115,13 @@ def _loads(layers: list[dict]) -> str:
         numbers += [f"{idle} idle"] if idle else []
         alt = f"{layer['where']}: loads of {_count(experts, 'expert')}, {', '.join(numbers)}"
         drawn = _bars(own, top) + _mark(f"M0 {top - 1:g}H{experts}")
-        rows.append(_row(layer["where"], _svg(experts, top, alt, drawn), numbers))
+        rows.append(_row(layer["where"], _svg(experts, top, alt, drawn), numbers, layer["found"]))
     said = (
         f"For each expert its share of the selections, over that of a uniform load; from 0 to {top:.3g} times."
         + " A bar that reaches the top goes beyond it." * any(max(own) > top for own in times)
     )
     key = '<i class="load"></i>load of an expert', '<i class="mark"></i>uniform load, 1'
-    return _section("Load by layer", said, _key(*key), *rows, _axis("first expert", "", "last expert"), kind="load")
+    return _section("Load by layer", said, _key(*key), *rows, _axis("first", "expert", "last"), kind="load")
 
 
 def _gaps(layers: list[dict]) -> str:
@@ -137,8 +141,8 @@ def _gaps(layers: list[dict]) -> str:
         "How many tokens have which gap: by how much the last selected expert leads the first rejected one. "
         "The highest bar of a layer fills its row; undecided: those whose gap is within the rounding of their logits."
     )
-    at = [edges[first], edges[(first + last + 1) // 2], edges[last + 1]]
-    axis = _axis(*("∞" if edge is None else f"{edge:.2g}" for edge in at), name="gap")
+    left, right = ("∞" if edge is None else f"{edge:.2g}" for edge in (edges[first], edges[last + 1]))
+    axis = _axis(left, "gap", right)
     return _section("Gaps by layer", said, _key('<i class="gap"></i>tokens'), *rows, axis, kind="gap")
 
 
@@ -215,7 +219,7 @@ def _bars(heights: list[float], top: float) -> str:
 
 def _dot(name: str, off: float) -> str:
     low, high = DECADES
-    at = min(max(math.log10(off), low + 0.1), high - 0.1) if off > 0 else low + 0.1
+    at = min(max(math.log10(off), low + AIR), high - AIR) if off > 0 else low + AIR
     kind = "dot fits" if off <= 1 else "dot"
     return f'<path class="{kind}" d="M{at - low:.3f} .5h.001"><title>{escape(name)}: {off:.3g}</title></path>'
 
@@ -231,16 +235,18 @@ def _svg(width: float, height: float, alt: str, drawn: str) -> str:
     )
 
 
-def _row(name: str, drawing: str, numbers: list[str]) -> str:
+def _row(name: str, drawing: str, numbers: list[str], found: Sequence[str] = ()) -> str:
     told = "<br>".join(map(escape, numbers))
-    return f'<div class="row"><div class="name">{escape(name)}</div>{drawing}<div class="numbers">{told}</div></div>'
+    mark = f'<br><span class="found">{escape(", ".join(found))}</span>' if found else ""
+    return (
+        f'<div class="row"><div class="name">{escape(name)}{mark}</div>{drawing}<div class="numbers">{told}</div></div>'
+    )
 
 
-def _axis(left: str, middle: str, right: str, *, name: str = "") -> str:
-    """What stands below the drawings of a section: the two ends of its axis and what is between."""
-    middle = f"{name} {middle}".strip()
-    ends = "".join(f"<span>{escape(text)}</span>" for text in (left, middle, right))
-    return f'<div class="row"><div></div><div class="axis">{ends}</div><div></div></div>'
+def _axis(left: str, middle: str, right: str) -> str:
+    """What stands below the drawings of a section: the two ends of its axis, and its name in between."""
+    said = "".join(f"<span>{escape(text)}</span>" for text in (left, middle, right))
+    return f'<div class="row"><div></div><div class="axis">{said}</div><div></div></div>'
 
 
 def _key(*entries: str) -> str:

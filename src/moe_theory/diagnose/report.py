@@ -164,9 +164,11 @@ def _of_gate(gate: GateReport) -> dict[str, Any]:
 
 
 def _layer(router: RouterReport, gate: GateReport | None) -> dict[str, Any]:
-    """What was measured in a layer, with what follows from its loads."""
+    """What was measured and found in a layer."""
     told = _plain(router) | {"effective": _plain(router.effective), "dead": _plain(router.dead)}
-    return told | {"gate": None if gate is None else _plain(gate) | {"name": gate.gate, "selects_by": str(gate.rule)}}
+    found = {finding.name for part in (router, gate) if part is not None for finding in part.findings}
+    of_gate = None if gate is None else _plain(gate) | {"name": gate.gate, "selects_by": str(gate.rule)}
+    return told | {"gate": of_gate, "found": sorted(found)}
 
 
 def _plain(value: Any) -> Any:
