@@ -67,7 +67,7 @@ def page(told: dict[str, Any]) -> str:
         _verdict(told),
         _findings(told["findings"]),
         _loads(layers),
-        _gaps([layer for layer in layers if _bins(layer)]),
+        _gaps([layer for layer in layers if layer["gaps"]["counts"]]),
         _gates([layer for layer in layers if layer["gate"]]),
         _section("Balancing loss", "", _table(_of_losses(told["balance"]))) if told["balance"] else "",
         _section("All layers", "Shares are those of the tokens.", _table([_measured(layer) for layer in layers])),
@@ -125,24 +125,27 @@ def _loads(layers: list[dict]) -> str:
 
 
 def _gaps(layers: list[dict]) -> str:
-    """Histograms of the gaps, with the bins that none of the layers has anything in left out at the ends."""
+    """Histograms of the gaps that are neither 0 nor infinite."""
     if not layers:
         return ""
-    used = [i for i, _ in enumerate(layers[0]["gaps"]["counts"]) if any(layer["gaps"]["counts"][i] for layer in layers)]
-    first, last = min(used, default=0), max(used, default=0)
-    edges, rows = layers[0]["gaps"]["edges"], []
+    edges = layers[0]["gaps"]["edges"]
+    inside = [i for i, edge in enumerate(edges[:-1]) if edge and edges[i + 1] is not None]
+    rows = []
     for layer in layers:
-        counts = layer["gaps"]["counts"][first : last + 1]
-        undecided = layer["undecided"] / layer["tokens"]
-        numbers = [f"undecided {undecided:.3g} of the tokens"]
-        alt = f"{layer['where']}: histogram of {_count(sum(counts), 'gap')}, {numbers[0]}"
-        rows.append(_row(layer["where"], _svg(len(counts), 1, alt, _bars(_relative(counts), 1)), numbers))
+        counts, tokens = layer["gaps"]["counts"], layer["tokens"]
+        none = counts[0] / tokens if edges[0] == 0 else 0
+        numbers = [f"undecided {layer['undecided'] / tokens:.3g} of the tokens", f"flips {layer['flips']:.3g}"]
+        numbers += [f"no gap {none:.3g}"] if none else []
+        alt = f"{layer['where']}: histogram of {_count(sum(counts), 'gap')}, {', '.join(numbers)}"
+        drawn = _bars(_relative([counts[i] for i in inside]), 1)
+        rows.append(_row(layer["where"], _svg(max(1, len(inside)), 1, alt, drawn), numbers))
     said = (
-        "How many tokens have which gap: by how much the last selected expert leads the first rejected one. "
-        "The highest bar of a layer fills its row; undecided: those whose gap is within the rounding of their logits."
+        "How many tokens have which gap: by how much the last selected expert leads the first rejected one. The "
+        "highest bar of a layer fills its row. Undecided: the gap is within the rounding of the scores at worst; "
+        "flips: how many sets of experts rounding changes on average."
     )
-    left, right = ("∞" if edge is None else f"{edge:.2g}" for edge in (edges[first], edges[last + 1]))
-    axis = _axis(left, "gap", right)
+    ends = (f"{edges[inside[0]]:.2g}", f"{edges[inside[-1] + 1]:.2g}") if inside else ("", "")
+    axis = _axis(ends[0], "gap, each bin by the same factor", ends[1])
     return _section("Gaps by layer", said, _key('<i class="gap"></i>tokens'), *rows, axis, kind="gap")
 
 
@@ -183,6 +186,7 @@ def _measured(layer: dict) -> dict[str, Any]:
         "idle": len(layer["dead"]),
         "dropped": layer["dropped"],
         "undecided": None if layer["undecided"] is None else layer["undecided"] / tokens,
+        "flips": layer["flips"],
         f"changed by noise {layer['noise']:g}": layer["changed"],
         "gate": gate.get("name"),
         "slope": gate.get("gradient"),
@@ -195,11 +199,6 @@ def _measured(layer: dict) -> dict[str, Any]:
 def _of_losses(losses: list[dict]) -> list[dict]:
     names = ("where", "reads", "scale", "coefficient", "configured", "blind")
     return [{name: loss[name] for name in names} for loss in losses]
-
-
-def _bins(layer: dict) -> bool:
-    """Whether a layer's report has gaps."""
-    return bool(layer["gaps"]) and sum(layer["gaps"]["counts"]) > 0
 
 
 def _relative(counts: list[int]) -> list[float]:

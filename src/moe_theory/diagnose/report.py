@@ -111,6 +111,7 @@ class Report:
                 "in use": router.effective,
                 "idle": len(router.dead),
                 "undecided": router.undecided / router.tokens,
+                "flips": router.flips,
                 f"changed by noise {router.noise:g}": router.changed,
                 **({} if gate is None else {"slope": gate.gradient, "jump": gate.jump}),
                 "common shift": router.gauge,
@@ -123,13 +124,14 @@ class Report:
         Args:
             of: what was looked into, in the caller's words.
         """
+        bins = _bins([*self.routers.values()])
         return {
             "of": of,
             "versions": {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES},
             "tokens": self.tokens,
             "found": sorted(self.named),
             "findings": [_plain(row) for row in self.table().to_dict("records")],
-            "layers": [_layer(router, self.gates.get(name)) for name, router in self.routers.items()],
+            "layers": [_layer(router, self.gates.get(name), bins) for name, router in self.routers.items()],
             "balance": [_plain(balance) for balance in self.balance],
             "left_out": [*self.left_out],
             "unasked": [*self.unasked],
@@ -163,9 +165,16 @@ def _of_gate(gate: GateReport) -> dict[str, Any]:
     }
 
 
-def _layer(router: RouterReport, gate: GateReport | None) -> dict[str, Any]:
-    """What was measured and found in a layer."""
-    told = _plain(router) | {"effective": _plain(router.effective), "dead": _plain(router.dead)}
+def _bins(routers: list[RouterReport]) -> slice:
+    """The bins from the first to the last one in which any router has a gap."""
+    used = [i for router in routers for i, count in enumerate(router.gaps.counts) if count]
+    return slice(min(used), max(used) + 1) if used else slice(0)
+
+
+def _layer(router: RouterReport, gate: GateReport | None, bins: slice) -> dict[str, Any]:
+    """What was measured and found in a layer; of its histogram some bins alone."""
+    gaps = {"edges": router.gaps.edges[bins] + router.gaps.edges[bins.stop :][:1], "counts": router.gaps.counts[bins]}
+    told = _plain(router) | {"effective": _plain(router.effective), "dead": router.dead, "gaps": _plain(gaps)}
     found = {finding.name for part in (router, gate) if part is not None for finding in part.findings}
     of_gate = None if gate is None else _plain(gate) | {"name": gate.gate, "selects_by": str(gate.rule)}
     return told | {"gate": of_gate, "found": sorted(found)}

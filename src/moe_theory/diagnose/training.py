@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.arrays import RouterStream
+from moe_theory.diagnose.arrays import RouterStream, _probabilities
 from moe_theory.diagnose.balance import configured_coefficient
 from moe_theory.diagnose.model import _arguments, _real
-from moe_theory.diagnose.selection import Rule, rule_of
+from moe_theory.diagnose.selection import SCORES, Rule, rule_of
 from moe_theory.diagnose.tiny import library
 from moe_theory.diagnose.traces import NUMBERS, Layer, _values, layers_of, unwrapped
 
@@ -170,18 +170,36 @@ class _Reader:
         """Adds the tokens of a call to the router's stream."""
         _, chosen, _, handed = layer._handed(u, [value.detach() for value in given])
         kept = _real(batch, len(h)).to(h.device)
-        h, chosen = h[kept], chosen[kept]
+        h, chosen = _logits(h[kept]), chosen[kept]
+        if not len(h):
+            return
         if layer.name not in self.state.streams:
             k = given[1].shape[-1] if handed == NUMBERS else max(1, int(chosen.sum(1).max()))
             self.state.streams[layer.name] = RouterStream(h.shape[1], k, where=layer.name)
-        exact = h.double()
-        rounding = torch.finfo(h.dtype).eps * exact.abs().amax(1)
+        stream, rule = self.state.streams[layer.name], self._rule(layer, h, chosen)
+        if rule == Rule():
+            stream.add(h, chosen=chosen)
+            return
+        eps, steepest = torch.finfo(h.dtype).eps, SCORES[rule.score][1]
+        scores, off = rule.of(h.double(), eps * h.double().abs().amax(1))
+        width = (eps * steepest * h.double().abs()).clamp(min=torch.finfo(torch.float64).tiny)
+        stream.add(h, scores=scores, chosen=chosen, rounding=off, resolution=width)
+
+    def _rule(self, layer: Layer, h: Tensor, chosen: Tensor) -> Rule:
+        """By which numbers a router selects; the bias among them is another one after each step."""
+        bias, groups = layer.bias, layer.groups
+        if bias is None and groups is None:
+            return Rule()
         if layer.name not in self._rules:
-            some = exact[:TOKENS], rounding[:TOKENS], chosen[:TOKENS]
-            self._rules[layer.name] = rule_of(*some, layer.bias, layer.groups)[0]
-        rule = self._rules[layer.name]._replace(bias=layer.bias)  # which is another one after each step
-        scores, off = rule.of(exact, rounding)
-        self.state.streams[layer.name].add(h, scores=scores, chosen=chosen, rounding=off)
+            some = h[:TOKENS].double()
+            rounding = torch.finfo(h.dtype).eps * some.abs().amax(1)
+            self._rules[layer.name] = rule_of(some, rounding, chosen[:TOKENS], bias, groups)[0]
+        return self._rules[layer.name]._replace(bias=bias)
+
+
+def _logits(h: Tensor) -> Tensor:
+    """What a router returns, or the logarithm of that where it returns probabilities in place of logits."""
+    return h.clamp(min=torch.finfo(h.dtype).tiny).log() if _probabilities(h) else h
 
 
 def added_coefficient(output: Any, configured: float) -> float:
