@@ -392,16 +392,28 @@ def test_switch_pools_the_layers_of_a_stack(tiny, layers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", NAMES)
-def test_other_precisions_are_read(tiny, family, dtype):
-    """With limits that follow from the format: a whole model is not accused, what is broken is found as in single."""
+def test_half_precision_is_read(tiny, family, dtype):
+    """A whole model is not accused; what is broken is found, but for small slips of the balancing loss.
+
+    Switch in bfloat16 rounds its probabilities before it selects.
+    """
+    own = {"scores rounded", "loads"} if family == "Switch" and dtype == torch.bfloat16 else set()
     for name, fault in (tiny.CONTROLS | tiny.FAULTS).items():
         if family in fault.families:
-            model = tiny.tiny(family, k=fault.k).to(dtype)
+            model, (batch,) = tiny.tiny(family, k=fault.k), tiny.batches(family, 1)
             fault.breaks(model)
-            report = diagnose(model, tiny.batches(family, 1))
-            print(name, sorted(report.named), sorted(fault.found))
+            single = diagnose(model, batch).named
+            half = tiny.tiny(family, k=fault.k).to(dtype)
+            fault.breaks(half)
+            found = diagnose(half, batch).named
+            assert found <= single | own and single - found <= {"balance"}, name
+
+
+def test_what_the_library_does_not_run_is_refused(tiny):
+    with pytest.raises(ValueError, match="model, batches: expected arguments that the model takes, got .*Double"):
+        diagnose(tiny.tiny("Mixtral").double(), tiny.batches("Mixtral", 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -683,6 +695,11 @@ def test_routers_that_are_not_linear_are_refused(tiny):
     router = tiny.layers_of(model)[1].router
     own = type(router)
 
+    def single(self, x):
+        if x.dtype != torch.float32:
+            raise RuntimeError("single precision only")
+        return own.forward(self, x)
+
     def made(forward):
         router.__class__ = type("Made", (own,), {"forward": forward})
         return diagnose(model, batches)
@@ -692,7 +709,8 @@ def test_routers_that_are_not_linear_are_refused(tiny):
     with pytest.raises(ValueError, match="model: expected a linear router of 8 experts, got 3 logits of a token"):
         made(lambda self, x: (torch.ones(len(x), 3), *own.forward(self, x)[1:]))
     with pytest.raises(ValueError, match="model: expected layers that run in torch.float64, too, got .*model.layers.1"):
-        made(lambda self, x: own.forward(self, x.float()))
+        made(lambda self, x: single(self, x))
+    assert not made(lambda self, x: own.forward(self, x.float())).named
 
     def slip(self, x):  # with a history: probabilities for logits
         h, *rest = own.forward(self, x)

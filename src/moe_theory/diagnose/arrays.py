@@ -132,6 +132,7 @@ class RouterStream:
 
         Args:
             h: logits.
+            scores: the numbers by which experts are selected, where these are not the logits.
             chosen: (n, M), true at the experts that the tokens were sent to; by default those of the k largest logits.
             rounding: error of the logits of each token; by default the resolution of their dtype at their size.
             labels: for each name a non-negative integer for each token; the same names in every batch.

@@ -1,5 +1,6 @@
 """What a balancing loss reads: its gradient in the routers against that of its formula at the same logits."""
 
+import inspect
 import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -123,6 +124,7 @@ def probe_balance(
     What a router reads is held fixed, so that the gradient is that through its own logits; no other is kept.
 
     Args:
+        model, batch: what is called with what; layers: those of the model; k: experts that each selects, by its name.
         asked: whether what the model is called with is a training step.
 
     Raises:
@@ -141,7 +143,7 @@ def probe_balance(
     with _cut_off(layers), moved, ExitStack() as stack:
         traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
         try:
-            output = model(**batch | {"output_router_logits": True, "return_dict": True})
+            output = model(**_with_labels(model, batch) | {"output_router_logits": True, "return_dict": True})
         except RuntimeError as error:  # without the loss the model ran before: layers of other numbers of experts, say
             return [BalanceReport("balancing loss", str(error).partition("\n")[0], {}, *[math.nan] * 3)]
     losses = {name: loss for name, loss in output.items() if name.endswith("aux_loss") and loss is not None}
@@ -189,10 +191,9 @@ def _cut_off(layers: list[Layer]):
 
 def _coefficients(model: nn.Module, batch: dict, losses: dict) -> dict[str, float]:
     """For each balancing loss its factor in the loss that the model returns for a training step, by differentiation."""
-    labels = next((batch[n] for n in ("labels", "decoder_input_ids", "input_ids") if n in batch), None)
-    if not losses or labels is None:
+    if not losses or not has_loss(model):
         return dict.fromkeys(losses, math.nan)
-    output = model(**batch | {"labels": labels.contiguous(), "return_dict": True})
+    output = model(**_with_labels(model, batch) | {"return_dict": True})
     found = {}
     for name in losses:
         part, whole = output.get(name), output.get("loss")
@@ -200,6 +201,18 @@ def _coefficients(model: nn.Module, batch: dict, losses: dict) -> dict[str, floa
         slope = torch.autograd.grad(whole, part, allow_unused=True, retain_graph=True)[0] if alive else None
         found[name] = 0.0 if slope is None else float(slope)
     return found
+
+
+def has_loss(model: nn.Module) -> bool:
+    """Whether a model takes labels, and so has a loss to train it."""
+    return "labels" in inspect.signature(model.forward).parameters
+
+
+def _with_labels(model: nn.Module, batch: dict) -> dict:
+    """A batch with labels, its own symbols where it has none."""
+    symbols = next((batch[name] for name in ("decoder_input_ids", "input_ids") if name in batch), None)
+    speaks = has_loss(model) and model.get_output_embeddings() is not None  # pyright: ignore[reportCallIssue]
+    return {"labels": symbols.contiguous()} | batch if symbols is not None and speaks else batch
 
 
 def _report(
@@ -219,7 +232,7 @@ def _report(
     shape = (*real.shape, -1)
     gradient = torch.stack([g.double().view(shape) for g in found])
     sent = torch.stack([_wanted(t, k[m.name]).view(shape) for m, t in zip(layers, traces, strict=True)])
-    products = [m.products(t.x.detach()) for m, t in zip(layers, traces, strict=True)]
+    products = [m.products(t.x.detach(), t.exact) for m, t in zip(layers, traces, strict=True)]
     by_logits = torch.stack([topk_set(t.exact, k[m.name]).view(shape) for m, t in zip(layers, traces, strict=True)])
     at = torch.stack([p.view(shape) for p in products])
     candidates = _candidates(layers, at, sent, by_logits, real.to(at.device))

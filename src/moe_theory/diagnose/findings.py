@@ -73,6 +73,11 @@ FINDINGS = {
         "the bias that selects is kept, or added, in half precision",
         "keep it in single precision, and take it out of what converts the model",
     ),
+    "scores rounded": Kind(
+        "book-noisy-set",
+        "the scores are rounded to half precision before experts are selected, and ties are broken by number",
+        "compute scores and selection in single precision, and round the gates afterwards",
+    ),
     "groups": Kind(
         "book-noisy-set",
         "the groups of experts that tokens are limited to are not those of the configuration",

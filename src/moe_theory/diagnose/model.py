@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from moe_theory.diagnose.arrays import RouterStream, checked_label
-from moe_theory.diagnose.balance import configured_coefficient, probe_balance
+from moe_theory.diagnose.balance import configured_coefficient, has_loss, probe_balance
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.probes import Configured, probe_gates
 from moe_theory.diagnose.report import Report
@@ -80,7 +80,7 @@ def diagnose(
     for layer in layers:
         streams[layer.name].weight = layer.W.detach()
     routers = {name: replace(stream.report(seed=seed), slip=gates[name].slip) for name, stream in streams.items()}
-    if step and not balance and configured_coefficient(model) > 0:
+    if step and not balance and has_loss(model) and configured_coefficient(model) > 0:
         of_model.append(Finding("unused", "model", 0, configured_coefficient(model), "it has no balancing loss"))
     of_model += [f for layer in layers for f in _capacity(model, layer, seen[layer.name], k[layer.name], first)]
     unasked = _unasked(model, layers, first, step=step, balance=bool(balance))

@@ -38,11 +38,13 @@ class Rule(NamedTuple):
 
     Attributes:
         score: key of `SCORES`; bias: added to the scores; groups: to which a token is limited.
+        half: precision to which scores are rounded before, by mistake.
     """
 
     score: str = "logits"
     bias: Float[Tensor, " M"] | None = None
     groups: Groups | None = None
+    half: torch.dtype | None = None
 
     def __str__(self) -> str:
         bias = "" if self.bias is None else " + bias"
@@ -66,6 +68,8 @@ class Rule(NamedTuple):
         if self.bias is not None:
             s = s + self.bias.to(s)
             off = off + torch.finfo(torch.float32).eps * s.abs().amax(1)
+        if self.half is not None:
+            off = off + torch.finfo(self.half).eps * s.abs().amax(1)
         if self.groups is None:
             return s, off
         number, kept, worth = self.groups
@@ -105,8 +109,9 @@ def rule_of(
     h: Float[Tensor, "n M"],
     rounding: Float[Tensor, " n"],
     chosen: Bool[Tensor, "n M"],
-    bias: Tensor | None,
-    groups: Groups | None,
+    *,
+    bias: Tensor | None = None,
+    groups: Groups | None = None,
     scores: tuple[str, ...] = tuple(SCORES),
 ) -> tuple[Rule, str]:
     """The rule by which tokens were sent, of those that use all a router has, and what is wrong where none explains it.
@@ -119,7 +124,8 @@ def rule_of(
     def nearest(of: list[Rule]) -> tuple[float, Rule]:
         return min(((rule.misled(h, rounding, chosen), rule) for rule in of), key=lambda pair: pair[0])
 
-    off, rule = nearest(rules(bias, groups, scores))
+    own = rules(bias, groups, scores)
+    off, rule = nearest(own)
     if not off:
         return rule, ""
     for name, slips in _slips(h.shape[1], bias, groups, scores):
@@ -140,7 +146,9 @@ def _slips(
         numbers = [n for n in range(2, experts // 2 + 1) if experts % n == 0]
         kept = [Groups(n, some, w) for n in numbers for some in range(1, n) for w in (1, 2)]
         regrouped += [Rule(score, bias, g) for score, g in product(scores, kept)]
+    full = [Rule(score, bias, g) for score in scores for g in ([None] if groups is None else other[1:])]
     return [
+        ("scores rounded", [rule._replace(half=half) for rule in full for half in (torch.float16, torch.bfloat16)]),
         ("bias rounded", [rule for half in halves for rule in rules(half, groups, scores)]),
         ("bias lost", lost),
         ("groups", regrouped),

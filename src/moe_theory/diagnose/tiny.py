@@ -283,12 +283,12 @@ FAULTS = {
     "wrong experts": Fault(
         "tokens go to the experts after those selected",
         rewritten(_next_experts),
-        frozenset({"selection", "gate", "balance"}),
+        frozenset({"selection", "gate", "loads"}),
     ),
     "masked expert": Fault(
         "one expert is left out of the selection",
         rewritten(_masked),
-        frozenset({"selection", "dead", "balance"}),
+        frozenset({"selection", "dead", "loads"}),
     ),
     "copied expert": Fault("two experts have the same weights", _copied, frozenset({"twins"})),
     "silent expert": Fault("one expert has weights of 0", _silenced, frozenset({"dead"})),

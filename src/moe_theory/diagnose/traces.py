@@ -117,7 +117,7 @@ class Layer:
         """The router's vectors (M, d) as they act: with what an adapter adds to them."""
         if not hasattr(self.head, "base_layer"):
             return self.head.weight
-        base: Tensor = self.head.base_layer.weight  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
+        base: Tensor = self.head.base_layer.weight  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad():
             zero, unit = base.new_zeros(1, base.shape[1]), torch.eye(base.shape[1]).to(base)
             return (self.head(unit) - self.head(zero)).T
@@ -187,7 +187,7 @@ class Layer:
         for module in block.modules():
             if hasattr(module, "config"):
                 module.config._experts_implementation = "eager"  # pyright: ignore[reportAttributeAccessIssue]
-        routes: nn.Module = getattr(block, self.name.rpartition(".")[2], None) or block.router  # pyright: ignore
+        routes: nn.Module = getattr(block, self.name.rpartition(".")[2], None) or block.router
         routes = routes.to(router)
         for module in routes.modules():  # a router that says in which precision it computes
             if isinstance(getattr(module, "dtype", None), torch.dtype) and "dtype" in vars(module):
@@ -200,9 +200,10 @@ class Layer:
         cap = float(getattr(self.router, "router_logit_softcapping", 0.0) or 0.0)
         return torch.tanh(z / cap) * cap if cap > 0 else z
 
-    def products(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n M"]:
-        """What the router multiplies, in float64: its logits, before `squash`."""
-        return linear_logits(x.double(), self.W, self.b)[0]
+    def products(self, x: Float[Tensor, "n d"], exact: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
+        """The products, in float64, of which logits are made by `squash`, with the router's biases if they are in."""
+        both = [linear_logits(x.double(), self.W, b)[0] for b in dict.fromkeys((self.b, None))]
+        return min(both, key=lambda z: float((self.squash(z) - exact).abs().max()))
 
     def _handed(
         self, u: Float[Tensor, "n e"], given: list
@@ -273,8 +274,8 @@ class Layer:
 
     def unbiased(self, trace: Trace) -> bool:
         """Whether the logits are those without the biases of the router's matrix."""
-        with_biases = self.squash(self.products(trace.x))
-        return not torch.equal(with_biases, trace.exact) and not self.off(trace.exact, trace.recorded, trace.rounding)
+        with_biases = self.squash(linear_logits(trace.x.double(), self.W, self.b)[0])
+        return bool(self.off(with_biases, trace.recorded, trace.rounding))
 
     def off(self, exact: Float[Tensor, "n M"], recorded: Float[Tensor, "n M"], limit: Float[Tensor, " n"]) -> float:
         """How far logits are from those that were recorded, or their softmax, which some return for them; 0 within."""
