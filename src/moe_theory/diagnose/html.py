@@ -129,7 +129,8 @@ def _gaps(layers: list[dict]) -> str:
     if not layers:
         return ""
     edges = layers[0]["gaps"]["edges"]
-    inside = [i for i, edge in enumerate(edges[:-1]) if edge and edges[i + 1] is not None]
+    used = [i for i, edge in enumerate(edges[:-1]) if edge and edges[i + 1] is not None and _in_bin(layers, i)]
+    inside = range(used[0], used[-1] + 1) if used else range(0)
     rows = []
     for layer in layers:
         counts, tokens = layer["gaps"]["counts"], layer["tokens"]
@@ -147,6 +148,11 @@ def _gaps(layers: list[dict]) -> str:
     ends = (f"{edges[inside[0]]:.2g}", f"{edges[inside[-1] + 1]:.2g}") if inside else ("", "")
     axis = _axis(ends[0], "gap, each bin by the same factor", ends[1])
     return _section("Gaps by layer", said, _key('<i class="gap"></i>tokens'), *rows, axis, kind="gap")
+
+
+def _in_bin(layers: list[dict], i: int) -> bool:
+    """Whether any layer has a gap in a bin."""
+    return any(layer["gaps"]["counts"][i] for layer in layers)
 
 
 def _gates(layers: list[dict]) -> str:
