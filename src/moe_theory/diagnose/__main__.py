@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import diagnose_router
-from moe_theory.diagnose.model import diagnose
+from moe_theory.diagnose import diagnose, diagnose_choices, diagnose_router
 from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.tiny import batches, library, tiny
 from moe_theory.streams import torch_stream
@@ -112,8 +111,6 @@ def _of_file(given: Namespace) -> tuple[Report, str]:
         return diagnose_router(array, k=given.k), of
     if given.experts is None or given.k is not None:
         raise ValueError(f"--experts: expected how many there are, and no --k, for the numbers of experts in {of}")
-    from moe_theory.diagnose import diagnose_choices
-
     return diagnose_choices(array, given.experts), of
 
 

@@ -15,11 +15,12 @@ from itertools import count
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.arrays import RouterStream, _probabilities
+from moe_theory.diagnose.arrays import RouterStream, _probabilities, spacing
 from moe_theory.diagnose.balance import configured_coefficient
 from moe_theory.diagnose.model import _arguments, _real
 from moe_theory.diagnose.selection import SCORES, Rule, rule_of
@@ -180,10 +181,9 @@ class _Reader:
         if rule == Rule():
             stream.add(h, chosen=chosen)
             return
-        eps, steepest = torch.finfo(h.dtype).eps, SCORES[rule.score][1]
-        scores, off = rule.of(h.double(), eps * h.double().abs().amax(1))
-        width = (eps * steepest * h.double().abs()).clamp(min=torch.finfo(torch.float64).tiny)
-        stream.add(h, scores=scores, chosen=chosen, rounding=off, resolution=width)
+        exact = h.double()
+        scores, off = rule.of(exact, torch.finfo(h.dtype).eps * exact.abs().amax(1))
+        stream.add(h, scores=scores, chosen=chosen, rounding=off, resolution=_widths(rule.score, h))
 
     def _rule(self, layer: Layer, h: Tensor, chosen: Tensor) -> Rule:
         """By which numbers a router selects; the bias among them is another one after each step."""
@@ -200,6 +200,18 @@ class _Reader:
 def _logits(h: Tensor) -> Tensor:
     """What a router returns, or the logarithm of that where it returns probabilities in place of logits."""
     return h.clamp(min=torch.finfo(h.dtype).tiny).log() if _probabilities(h) else h
+
+
+def _widths(score: str, h: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
+    """How far apart the scores of two neighbouring logits are, each logit moved alone."""
+    exact, unit = h.double(), spacing(h, h.dtype)
+    if score == "softmax":
+        pi = exact.softmax(1)
+        width = pi * (1 - pi) * unit
+    else:
+        of, _ = SCORES[score]
+        width = of(exact + unit / 2) - of(exact - unit / 2)
+    return width.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def added_coefficient(output: Any, configured: float) -> float:
