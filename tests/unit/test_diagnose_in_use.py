@@ -512,6 +512,24 @@ def test_a_router_that_selects_by_more_than_its_logits_is_read_by_that(grouped):
     counts = torch.bincount(handed[0].flatten(), minlength=layer.M)
     assert router.loads == pytest.approx((counts / counts.sum()).tolist())
     assert router.misled == 0 and router.flips < 1e-4
+    layer.router.e_score_correction_bias.zero_()
+    before = read(model, batch)[0]
+    assert before.streams[layer.name].report().misled == 0
+    both = before + state
+    assert both.streams[layer.name].report().tokens == 2 * router.tokens
+
+
+def test_a_bias_is_read_as_it_is_in_each_step(grouped):
+    """It is 0 in the first step, as before training."""
+    model, batch, layer = grouped
+    bias = layer.router.e_score_correction_bias
+    found = []
+    with watch(model, log=found.append, every=1):
+        for scale in (0.0, 0.2, 0.4):
+            bias.copy_(scale * randn(layer.M))
+            model(**batch)
+    reports = [state.streams[layer.name].report() for state in found]
+    assert len({router.loads for router in reports}) == 3 and not any(router.misled for router in reports)
 
 
 def test_flips_of_biased_scores_are_those_of_random_roundings(grouped):

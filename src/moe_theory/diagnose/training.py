@@ -187,14 +187,17 @@ class _Reader:
 
     def _rule(self, layer: Layer, h: Tensor, chosen: Tensor) -> Rule:
         """By which numbers a router selects; the bias among them is another one after each step."""
-        bias, groups = layer.bias, layer.groups
+        bias, groups = layer._of_experts("bias"), layer.groups
         if bias is None and groups is None:
             return Rule()
-        if layer.name not in self._rules:
+        rule = self._rules.get(layer.name)
+        if rule is None:
             some = h[:TOKENS].double()
             rounding = torch.finfo(h.dtype).eps * some.abs().amax(1)
-            self._rules[layer.name] = rule_of(some, rounding, chosen[:TOKENS], bias, groups)[0]
-        return self._rules[layer.name]._replace(bias=bias)
+            rule, _ = rule_of(some, rounding, chosen[:TOKENS], bias=bias, groups=groups)
+            if bias is None or bias.any():  # with a bias of zeros all scores may have one order
+                self._rules[layer.name] = rule
+        return rule._replace(bias=bias)
 
 
 def _logits(h: Tensor) -> Tensor:
