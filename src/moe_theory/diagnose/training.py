@@ -15,20 +15,54 @@ from itertools import count
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.arrays import RouterStream, _probabilities, spacing
+from moe_theory.diagnose.arrays import _flips, _probabilities, spacing
 from moe_theory.diagnose.balance import configured_coefficient
 from moe_theory.diagnose.model import _arguments, _real
 from moe_theory.diagnose.selection import SCORES, Rule, rule_of
 from moe_theory.diagnose.tiny import library
 from moe_theory.diagnose.traces import NUMBERS, Layer, _values, layers_of, unwrapped
+from moe_theory.measure.tables import effective_experts
+from moe_theory.theory.smoothing import keep_probability
 
 #: Tokens from which it is read by which numbers a router selects.
 TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What is counted of a router's tokens; it adds up.
+
+    Attributes:
+        tokens: how many, without padding; k: experts selected.
+        loads: tokens that each expert got; dropped: tokens without all of their experts.
+        flips: tokens whose experts the rounding of their scores changes, on average.
+    """
+
+    tokens: int
+    k: int
+    loads: Int[Tensor, " M"]
+    dropped: int
+    flips: float
+
+    def __add__(self, other: "Tally") -> "Tally":
+        sums = (getattr(self, n) + getattr(other, n) for n in ("loads", "dropped", "flips"))
+        return Tally(self.tokens + other.tokens, max(self.k, other.k), *sums)
+
+    def scalars(self) -> dict[str, float]:
+        """What is logged of it; see `RouterState.scalars`."""
+        loads = (self.loads / self.loads.sum().clamp(min=1)).tolist()
+        return {
+            "effective": effective_experts([loads]) if any(loads) else math.nan,
+            "violation": max(loads) * len(loads) - 1,
+            "idle": float(loads.count(0)),
+            "flips": self.flips / self.tokens,
+            "dropped": self.dropped / self.tokens,
+        }
 
 
 @dataclass
@@ -42,21 +76,24 @@ class RouterState:
         state = sum(states[1:], states[0])
 
     Attributes:
-        streams: for each router the tokens that it was shown, without padding.
+        routers: by the router's name, what was counted.
         configured: the coefficient of the balancing loss in the configuration; nan where it names none.
         added: its factor in the loss of the last step read; 0 where it is not added, nan where that is not known.
     """
 
-    streams: dict[str, RouterStream] = field(default_factory=dict)
+    routers: dict[str, Tally] = field(default_factory=dict)
     configured: float = math.nan
     added: float = math.nan
 
     def __add__(self, other: "RouterState") -> "RouterState":
-        both = {
-            name: mine + theirs if (mine := self.streams.get(name)) and (theirs := other.streams.get(name)) else one
-            for name, one in (self.streams | other.streams).items()
-        }
-        return RouterState(both, self.configured, self.added)
+        both = RouterState(dict(self.routers), self.configured, self.added)
+        for name, tally in other.routers.items():
+            both.take(name, tally)
+        return both
+
+    def take(self, name: str, tally: Tally) -> None:
+        """Adds what was counted of a router."""
+        self.routers[name] = self.routers[name] + tally if name in self.routers else tally
 
     def scalars(self) -> dict[str, float]:
         """A number for each name, such as `moe/effective/layer_0`; what is not known is left out.
@@ -65,16 +102,8 @@ class RouterState:
         the share of tokens whose experts change by rounding; dropped, that of tokens without all of their experts.
         """
         found = {"moe/coefficient/configured": self.configured, "moe/coefficient/added": self.added}
-        for label, stream in zip(_labels([*self.streams]), self.streams.values(), strict=True):
-            router = stream.report()
-            of_layer = dict(
-                effective=router.effective,
-                violation=max(router.loads) * len(router.loads) - 1,
-                idle=float(len(router.dead)),
-                flips=router.flips,
-                dropped=router.dropped,
-            )
-            found |= {f"moe/{name}/{label}": value for name, value in of_layer.items()}
+        for label, tally in zip(_labels([*self.routers]), self.routers.values(), strict=True):
+            found |= {f"moe/{name}/{label}": value for name, value in tally.scalars().items()}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
@@ -168,22 +197,17 @@ class _Reader:
         ]
 
     def _take(self, layer: Layer, u: Tensor, h: Tensor, given: list, batch: Mapping) -> None:
-        """Adds the tokens of a call to the router's stream."""
+        """Counts the tokens of a call."""
         _, chosen, _, handed = layer._handed(u, [value.detach() for value in given])
         kept = _real(batch, len(h)).to(h.device)
         h, chosen = _logits(h[kept]), chosen[kept]
         if not len(h):
             return
-        if layer.name not in self.state.streams:
-            k = given[1].shape[-1] if handed == NUMBERS else max(1, int(chosen.sum(1).max()))
-            self.state.streams[layer.name] = RouterStream(h.shape[1], k, where=layer.name)
-        stream, rule = self.state.streams[layer.name], self._rule(layer, h, chosen)
-        if rule == Rule():
-            stream.add(h, chosen=chosen)
-            return
-        exact = h.double()
-        scores, off = rule.of(exact, torch.finfo(h.dtype).eps * exact.abs().amax(1))
-        stream.add(h, scores=scores, chosen=chosen, rounding=off, resolution=_widths(rule.score, h))
+        sizes = chosen.sum(1)
+        k = given[1].shape[-1] if handed == NUMBERS else max(1, int(sizes.max()))
+        flips = flipped(h, self._rule(layer, h, chosen), k)
+        counted = Tally(len(h), k, chosen.sum(0).cpu(), int((sizes < k).sum()), flips)
+        self.state.take(layer.name, counted)
 
     def _rule(self, layer: Layer, h: Tensor, chosen: Tensor) -> Rule:
         """By which numbers a router selects; the bias among them is another one after each step."""
@@ -203,6 +227,26 @@ class _Reader:
 def _logits(h: Tensor) -> Tensor:
     """What a router returns, or the logarithm of that where it returns probabilities in place of logits."""
     return h.clamp(min=torch.finfo(h.dtype).tiny).log() if _probabilities(h) else h
+
+
+def flipped(h: Float[Tensor, "n M"], rule: Rule, k: int) -> float:
+    """Of how many tokens the experts change by the rounding of their logits, on average over what was rounded off.
+
+    Scores that are no logits are on no common grid: each is taken for off by a normal variable with the variance of a
+    uniform one over its width, at the tokens whose gap is less than the widest.
+
+    Args:
+        h: logits in the precision in which they were computed; rule: how they select; k: experts selected.
+    """
+    if k == h.shape[1]:
+        return 0.0
+    if rule == Rule():
+        return float(_flips(h, h.topk(k + 1, 1).values.cpu(), k, h.dtype))
+    scores, _ = rule.of(h.double(), torch.zeros_like(h[:, 0], dtype=torch.float64))
+    width, top = _widths(rule.score, h), scores.topk(k + 1, 1).values
+    near = (top[:, k - 1] - top[:, k] < width.amax(1)).cpu()
+    scores, width = scores.cpu()[near].clamp(min=-torch.finfo(torch.float32).max), width.cpu()[near]
+    return float((1 - keep_probability(scores, k, scale=width / math.sqrt(12))).sum()) if len(scores) else 0.0
 
 
 def _widths(score: str, h: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
@@ -299,7 +343,7 @@ def watch_trainer(trainer: Any, *, every: int = 100) -> Any:
             self.due = state.global_step % every == 0
 
         def on_log(self, args, state, control, logs=None, **_):
-            if self.reader and self.reader.state.streams and "loss" in logs:
+            if self.reader and self.reader.state.routers and "loss" in logs:
                 with self.reader._quiet():
                     scalars = self.reader.take().scalars()
                     logs |= scalars
