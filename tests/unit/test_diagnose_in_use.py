@@ -626,14 +626,20 @@ def test_an_error_becomes_one_warning_and_the_training_goes_on(tiny):
     assert len(told) == 1 and not left_behind(model)
 
 
-def test_an_error_inside_a_layer_becomes_one_warning(tiny):
+def test_an_error_inside_a_layer_becomes_one_warning(tiny, monkeypatch):
     model, (batch,) = tiny.tiny("Mixtral").train(), tiny.batches("Mixtral", 1)
-    gate = model.model.layers[1].mlp.gate
-    gate.register_forward_hook(lambda _, __, out: (out[0] * math.nan, *out[1:]))
-    found = []
-    with pytest.warns(UserWarning, match="routers are read no more; ValueError: ") as told:
-        found += read(model, batch, times=2)
-    assert len(told) == 1 and not found
+    monkeypatch.setattr(training, "flipped", lambda *_: 1 // 0)
+    with pytest.warns(UserWarning, match="routers are read no more; ZeroDivisionError: ") as told:
+        assert not read(model, batch, times=2)
+    assert len(told) == 1 and not left_behind(model)
+
+
+def test_logits_that_are_none_have_no_flips(tiny):
+    model, (batch,) = tiny.tiny("Mixtral").train(), tiny.batches("Mixtral", 1)
+    model.model.layers[1].mlp.gate.register_forward_hook(lambda _, __, out: (out[0] * math.nan, *out[1:]))
+    (state,) = read(model, batch)
+    assert {"moe/flips/layer_0", "moe/effective/layer_1"} <= state.scalars().keys()
+    assert "moe/flips/layer_1" not in state.scalars()
 
 
 def test_bad_models_and_steps_are_named(tiny):

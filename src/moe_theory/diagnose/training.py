@@ -237,7 +237,12 @@ def flipped(h: Float[Tensor, "n M"], rule: Rule, k: int) -> float:
 
     Args:
         h: logits in the precision in which they were computed; rule: how they select; k: experts selected.
+
+    Returns:
+        The sum over tokens; nan if a logit is NaN or infinite.
     """
+    if not bool(h.isfinite().all()):
+        return math.nan
     if k == h.shape[1]:
         return 0.0
     if rule == Rule():
