@@ -324,7 +324,8 @@ def watch_trainer(trainer: Any, *, every: int = 100) -> Any:
     whatever else it reports. Of several processes each reads its own shard; the first one reports.
 
     Args:
-        trainer: before it trains. every: optimizer steps from one that is read to the next; the first one is read.
+        trainer: before it trains.
+        every: optimizer steps from one that is read to the next; the first one is read.
 
     Returns:
         The callback, first of the trainer's: after those that report it would come too late.
