@@ -23,7 +23,7 @@ STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --soft: #5a5a60; --line: #d4d4d8; --page: #fff; --pale: #f4f4f6;
   --load: #2563a8; --gap: #7a4fa3; --gate: #1f7a4d; --found: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --ink: #ececf0; --soft: #a9a9b2; --line: #44444c; --page: #17171a;
-  --pale: #222227; --load: #7db3f0; --gap: #c3a1ea; --gate: #6fd0a0; --found: #ff8a80; } }
+  --pale: #222227; --load: #4a86c8; --gap: #a583d6; --gate: #6fd0a0; --found: #ff8a80; } }
 * { box-sizing: border-box; }
 footer { margin-top: 2rem; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
