@@ -72,7 +72,7 @@ class RouterReport:
     misled: float
     gauge: float
     dispatch: dict[str, Dispatch] = field(default_factory=dict)
-    collapse: float = 0.25
+    collapse: float = 0.1
     slip: str = ""
 
     @property
@@ -158,7 +158,7 @@ class RouterStream:
         ValueError: for a k outside 1..M, a noise that is not > 0, or a collapse outside [0, 1].
     """
 
-    def __init__(self, experts: int, k: int, *, noise: float = 0.01, collapse: float = 0.25, where: str = "router"):
+    def __init__(self, experts: int, k: int, *, noise: float = 0.01, collapse: float = 0.1, where: str = "router"):
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
         if check.not_negative("collapse", collapse) > 1:

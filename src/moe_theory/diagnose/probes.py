@@ -81,7 +81,7 @@ def gates_of(layer: Layer) -> dict[str, Gates]:
             moved = lambda h, score=score, b=bias: score(h) + b.to(h)  # noqa: E731
             found |= {f"{name}_topk{BIASED}": _topk(moved), f"{name}_divided{BIASED}": _divided(moved)}
         for name, gate in GATES.items():
-            found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(h + bias.to(h), chosen)
+            found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate, b=bias: gate(h + b.to(h), chosen)
     if scale is not None and bool((scale != 1).any()):
         found |= {
             name + SCALED: lambda h, chosen, gate=gate: gate(h, chosen) * scale.to(h) for name, gate in found.items()

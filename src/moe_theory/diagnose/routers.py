@@ -28,7 +28,7 @@ def diagnose_router(
     b: Float[Tensor, " M"] | Rows | None = None,
     resolution: torch.dtype | float | Tensor | None = None,
     noise: float = 0.01,
-    collapse: float = 0.25,
+    collapse: float = 0.1,
     seed: int = 0,
 ) -> Report:
     """What a router does, from its logits alone; for several batches see `RouterStream`.
@@ -83,7 +83,7 @@ def diagnose_choices(
     experts: int,
     *,
     labels: Mapping[str, Tensor] | None = None,
-    collapse: float = 0.25,
+    collapse: float = 0.1,
     seed: int = 0,
 ) -> Report:
     """What routers do, from the experts chosen alone, as servers write them; for several batches see `RouterStream`.

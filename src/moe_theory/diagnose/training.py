@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.arrays import _flips, _probabilities, spacing
+from moe_theory.diagnose.arrays import _flips, _probabilities
 from moe_theory.diagnose.balance import configured_coefficient
 from moe_theory.diagnose.model import _arguments, _real
-from moe_theory.diagnose.selection import SCORES, Rule, rule_of
+from moe_theory.diagnose.selection import Rule, rule_of, widths
 from moe_theory.diagnose.tiny import library
 from moe_theory.diagnose.traces import NUMBERS, Layer, _values, layers_of, unwrapped
 from moe_theory.measure.tables import effective_experts
@@ -248,22 +248,10 @@ def flipped(h: Float[Tensor, "n M"], rule: Rule, k: int) -> float:
     if rule == Rule():
         return float(_flips(h, h.topk(k + 1, 1).values.cpu(), k, h.dtype))
     scores, _ = rule.of(h.double(), torch.zeros_like(h[:, 0], dtype=torch.float64))
-    width, top = _widths(rule.score, h), scores.topk(k + 1, 1).values
+    width, top = widths(rule.score, h, h.dtype), scores.topk(k + 1, 1).values
     near = (top[:, k - 1] - top[:, k] < width.amax(1)).cpu()
     scores, width = scores.cpu()[near].clamp(min=-torch.finfo(torch.float32).max), width.cpu()[near]
     return float((1 - keep_probability(scores, k, scale=width / math.sqrt(12))).sum()) if len(scores) else 0.0
-
-
-def _widths(score: str, h: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
-    """How far apart the scores of two neighbouring logits are, each logit moved alone."""
-    exact, unit = h.double(), spacing(h, h.dtype)
-    if score == "softmax":
-        pi = exact.softmax(1)
-        width = pi * (1 - pi) * unit
-    else:
-        of, _ = SCORES[score]
-        width = of(exact + unit / 2) - of(exact - unit / 2)
-    return width.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def added_coefficient(output: Any, configured: float) -> float:
