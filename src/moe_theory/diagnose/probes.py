@@ -89,7 +89,8 @@ def gates_of(layer: Layer) -> dict[str, Gates]:
             found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(shifted(h), chosen)
     if scale is not None and bool((scale != 1).any()):
         found |= {
-            name + SCALED: lambda h, chosen, gate=gate: gate(h, chosen) * scale.to(h) for name, gate in found.items()
+            name + SCALED: lambda h, chosen, gate=gate, by=scale: gate(h, chosen) * by.to(h)
+            for name, gate in found.items()
         }
     return found
 
