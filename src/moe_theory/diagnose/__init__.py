@@ -15,6 +15,7 @@ from moe_theory.diagnose.layer import diagnose_layer
 from moe_theory.diagnose.model import diagnose
 from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.routers import diagnose_choices, diagnose_router
+from moe_theory.diagnose.training import watch, watch_trainer
 
 __all__ = [
     "FINDINGS",
@@ -29,4 +30,6 @@ __all__ = [
     "diagnose_choices",
     "diagnose_layer",
     "diagnose_router",
+    "watch",
+    "watch_trainer",
 ]

@@ -56,7 +56,7 @@ class Rule(NamedTuple):
         self, h: Float[Tensor, "n M"], rounding: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
         """The numbers of which the K largest are selected, minus infinity outside of a token's groups, and how far
-        rounding may move them; infinite where it decides which groups those are.
+        rounding may move them; more than any gap where it decides which groups those are.
 
         Args:
             h: logits in float64; rounding: of the logits of each token.
@@ -78,7 +78,8 @@ class Rule(NamedTuple):
         inside = topk_set(value, kept)
         lead = value.masked_fill(~inside, math.inf).amin(1) - value.masked_fill(inside, -math.inf).amax(1)
         inside = inside.repeat_interleave(s.shape[1] // number, 1)
-        return s.masked_fill(~inside, -math.inf), off.masked_fill(lead <= 2 * worth * off, math.inf)
+        any_gap = 2 * s.abs().amax(1) + 1
+        return s.masked_fill(~inside, -math.inf), torch.where(lead <= 2 * worth * off, any_gap, off)
 
     def resolution(self, h: Float[Tensor, "n M"], dtype: torch.dtype) -> torch.dtype | Float[Tensor, "n M"]:
         """In which the numbers that it compares are rounded: those of logits by their format, of scores by widths."""
