@@ -31,3 +31,17 @@ def garments():
 def _no_shape_checks_on_bad_input(request, monkeypatch):
     if request.node.name.startswith("test_bad"):
         monkeypatch.setattr(shapes, "enabled", False)
+
+
+@pytest.fixture
+def what_an_older_library_does_not_serve_is_skipped(monkeypatch):
+    """Tests of models of transformers are skipped where the library is older than what they build."""
+    tiny = import_module("moe_theory.diagnose.tiny")
+
+    def library(least="5.6", asked=tiny.library):
+        try:
+            return asked(least)
+        except ImportError as error:
+            pytest.skip(str(error))
+
+    monkeypatch.setattr(tiny, "library", library)

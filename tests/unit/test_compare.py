@@ -14,18 +14,9 @@ pytest.importorskip("transformers")
 from moe_theory.diagnose import tiny
 from moe_theory.diagnose.traces import layers_of
 
+pytestmark = pytest.mark.usefixtures("what_an_older_library_does_not_serve_is_skipped")
+
 SQUARE = {"Mixtral": dict(intermediate_size=32), "Switch": dict(d_ff=32), "OLMoE": dict(intermediate_size=16)}
-
-
-@pytest.fixture(autouse=True)
-def what_an_older_library_does_not_serve_is_skipped(monkeypatch):
-    def library(least="5.6", asked=tiny.library):
-        try:
-            return asked(least)
-        except ImportError as error:
-            pytest.skip(str(error))
-
-    monkeypatch.setattr(tiny, "library", library)
 
 
 def sigmoid_model(seed=0, **config):

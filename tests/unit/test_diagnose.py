@@ -15,6 +15,7 @@ from moe_theory.models.rules import topk_set
 from moe_theory.theory.smoothing import keep_probability, route_probabilities
 
 DOUBLE = torch.float64
+pytestmark = pytest.mark.usefixtures("what_an_older_library_does_not_serve_is_skipped")
 
 
 def randn(*shape, seed=0):
@@ -239,19 +240,6 @@ def tiny():
     from moe_theory.diagnose import tiny
 
     return tiny
-
-
-@pytest.fixture(autouse=True)
-def what_an_older_library_does_not_serve_is_skipped(monkeypatch):
-    from moe_theory.diagnose import tiny
-
-    def library(least="5.6", asked=tiny.library):
-        try:
-            return asked(least)
-        except ImportError as error:
-            pytest.skip(str(error))
-
-    monkeypatch.setattr(tiny, "library", library)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 A table of what is to be said: nothing; a fault that is the library's, with what is wrong; or a refusal with its reason.
 """
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -45,6 +47,11 @@ def allowed(name: str, variant: str, report) -> set[str]:
     found = FAULTS.get((name, variant), (set(), ""))[0] | {"dead"} | ({"collapse"} if variant == "bias" else set())
     alone = all(gate.k == 1 and "divided" in gate.gate for gate in report.gates.values())
     return found | {"gradient"} if alone else found
+
+
+def test_the_readme_counts_the_families():
+    read = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"{len(families.SIZES) - len(REFUSED)} of the {len(families.SIZES)} families" in read
 
 
 @pytest.mark.slow

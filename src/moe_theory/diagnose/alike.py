@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.traces import Layer, Trace, _tokens
+from moe_theory.diagnose.traces import TINY, Layer, Trace, _tokens
 from moe_theory.streams import torch_stream
 
 #: Roundings from what an expert reads to what it says: of input, first weights, hidden units, their gate, product,
@@ -29,7 +29,7 @@ ALONE = 32
 #: Draws of rounded inputs by which it is seen whether a choice of experts holds.
 HOLDS = 16
 
-TINY, SINGLE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float32).eps
+SINGLE = torch.finfo(torch.float32).eps
 
 
 class Part(NamedTuple):
@@ -416,24 +416,16 @@ def _of_other(site: Site, both: Both, sites: list[Site], bound: float) -> str:
 
 def _bias_part(site: Site, order: Tensor) -> list[Part]:
     """The biases that select, up to a number that is added to all; nothing where there are none."""
-    held = [_bias(layer) for layer in (site.a, site.b)]
+    held = [layer.bias for layer in (site.a, site.b)]
     if held[0] is None and held[1] is None:
         return []
     own = next(t for t in held if t is not None)
-    a, b = (torch.zeros(own.shape, dtype=torch.float64) if t is None else t.cpu().double() for t in held)
+    a, b = (torch.zeros(len(own), dtype=torch.float64) if t is None else t.cpu().double() for t in held)
     a, b = a[: len(order)], b[order]
     apart, size = b - a, float(torch.maximum(a.abs(), b.abs()).max())
     value = float((apart - apart.median()).abs().max()) / max(size, TINY)
     eps = torch.finfo(own.dtype).eps
     return [Part(site.where, "bias", value, eps, _of_bias(a, b, held[1] is None) if value > eps else "")]
-
-
-def _bias(layer: Layer) -> Tensor | None:
-    """The bias by which a router, or its block, selects."""
-    own = [*layer.router.named_parameters(), *layer.router.named_buffers()]
-    own += [*layer.block.named_parameters(recurse=False), *layer.block.named_buffers(recurse=False)]
-    fits = (t for n, t in own if ("bias" in n and "correction" in n) or n == "expert_bias")
-    return next((t.detach().flatten() for t in fits if t.numel() == len(layer.W)), None)
 
 
 def _of_bias(a: Float[Tensor, " M"], b: Float[Tensor, " M"], missing: bool) -> str:

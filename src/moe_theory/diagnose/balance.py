@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from moe_theory.diagnose.arrays import roundings
+from moe_theory.diagnose.batches import arguments_of, real_tokens
 from moe_theory.diagnose.findings import Finding
-from moe_theory.diagnose.traces import Layer, Trace, shifted
+from moe_theory.diagnose.traces import TINY, Layer, Trace, shifted
 from moe_theory.models.rules import topk_set
 
 #: What a loss may pool before it multiplies loads by probabilities: tokens of one sequence or of all, in one layer or
@@ -23,9 +24,6 @@ POOLS = {
     "each sequence, all layers pooled": (0, 2),
 }
 
-
-#: What a size is divided by at the least.
-TINY = torch.finfo(torch.float64).tiny
 
 LOADS = "loads of the largest logits, "
 
@@ -155,7 +153,8 @@ def probe_balance(
         if not own:
             raise ValueError(f"model: expected mixture layers in {stack}, of which it returns {name}, got none")
         seen, at = [traces[layer.name][0] for layer in own], [z[layer.name] for layer in own]
-        report = _report(name, loss, before[name], own, seen, at, _real(batch, stack, sequences, len(seen[0].x)), k)
+        real = real_tokens(arguments_of(model, own[0], batch), len(seen[0].x)).view(sequences, -1)
+        report = _report(name, loss, before[name], own, seen, at, real, k)
         found.append(replace(report, configured=configured_coefficient(model), asked=asked))
     return found
 
@@ -165,14 +164,6 @@ def configured_coefficient(model: nn.Module) -> float:
     config = model.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     named = (getattr(config, name, None) for name in ("router_aux_loss_coef", "aux_loss_alpha", "aux_loss_coef"))
     return next((float(value) for value in named if isinstance(value, int | float)), math.nan)
-
-
-def _real(batch: dict, stack: str, sequences: int, tokens: int) -> Bool[Tensor, "s t"]:
-    """Which tokens of a stack are no padding, where its attention mask has one number for each."""
-    mask = batch.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
-    if not isinstance(mask, Tensor) or mask.numel() != tokens:
-        return torch.ones(sequences, tokens // sequences, dtype=torch.bool)
-    return mask.reshape(sequences, -1).bool().cpu()
 
 
 @contextmanager

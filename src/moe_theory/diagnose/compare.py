@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from moe_theory import _validate as check
 from moe_theory.diagnose.alike import (
     KEPT,
-    TINY,
     Compared,
     Limit,
     Part,
@@ -35,8 +34,9 @@ from moe_theory.diagnose.alike import (
     rounded,
     terms,
 )
-from moe_theory.diagnose.model import Batch, _arguments, _checked, _evaluated, _exact, _first, _real
-from moe_theory.diagnose.traces import Layer, _tokens, layers_of, unwrapped
+from moe_theory.diagnose.batches import Batch, arguments_of, checked, first_of, real_tokens
+from moe_theory.diagnose.model import _evaluated, _exact
+from moe_theory.diagnose.traces import TINY, Layer, _tokens, layers_of, unwrapped
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,14 +120,14 @@ def compare(a: nn.Module, b: nn.Module, batches: Batch | Iterable[Batch], *, tol
     check.not_negative("tolerance", tolerance)
     a, b = named_as("a", unwrapped, a), named_as("b", unwrapped, b)
     sites = _sites(a, b)
-    first, rest = _first(batches)
+    first, rest = first_of(batches)
     eps = resolution(a, b)
     with ExitStack() as stack:
         for model in (a, b):
             stack.enter_context(_exact(next(model.parameters()).device.type))
             stack.enter_context(_evaluated(model, []))
         stack.enter_context(torch.no_grad())
-        met = [_met(a, b, sites, _checked(batch), eps) for batch in chain([first], rest)]
+        met = [_met(a, b, sites, checked(batch), eps) for batch in chain([first], rest)]
         layers = [_layer(site, [m[i] for m, _ in met], tolerance, sites) for i, site in enumerate(sites)]
     deep, limit = _deep(a, sites), Limit(eps, max(map(terms, sites)), tolerance)
     outside = _outside(sites, [[m[i].reaches for m, _ in met] for i in range(len(sites))], deep, limit)
@@ -299,9 +299,9 @@ def _met(
     moved_b, moved_end_b = _run("b", b, after, batch, said=said, eps=eps)
     met = []
     for site, *t in zip(sites, ran_a, ran_b, same, moved_a, moved_b, strict=True):
-        real = _real(_arguments(a, site.b, batch), len(t[0].u))
+        real = real_tokens(arguments_of(a, site.b, batch), len(t[0].u))
         met.append(_at(real, *t))
-    real = _real(_arguments(a, sites[-1].b, batch), len(end_a))
+    real = real_tokens(arguments_of(a, sites[-1].b, batch), len(end_a))
     ends = _sums(real, end_a, same_end, moved_end_a, moved_end_b), _sums(real, end_a, end_b)
     return met, ends
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -35,7 +35,7 @@ class Plain(Layer):
     each: Sequence[nn.Module] = ()
     ndim: int = 2
     biased: Tensor | None = None
-    grouped: Groups | None = field(default=None)
+    grouped: Groups | None = None
 
     @property
     def head(self) -> nn.Module:
@@ -206,7 +206,7 @@ def diagnose_layer(
             trace = plain(u)
             trace = trace._replace(F=trace.F.detach())
             k = max(1, int(trace.chosen.sum(1).max()))
-            gate = replace(probe_gates(plain, trace, k, configured=Configured(), seed=seed), learns=learns)
+            gate = probe_gates(plain, trace, k, configured=Configured(), learns=learns, seed=seed)
     finally:
         for module, was in training.items():
             module.training = was

@@ -8,19 +8,17 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from moe_theory.diagnose.arrays import RouterStream, checked_label
 from moe_theory.diagnose.balance import configured_coefficient, has_loss, probe_balance
+from moe_theory.diagnose.batches import Batch, arguments_of, checked, first_of, real_tokens
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.probes import Configured, probe_gates
 from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.selection import SCORES, Rule
 from moe_theory.diagnose.traces import Layer, Pair, Trace, layers_of, left_out, unwrapped
-
-#: What a model is called with, by the names of its arguments: tensors, and flags.
-Batch = Mapping[str, Tensor | bool | None]
 
 
 def diagnose(
@@ -57,7 +55,7 @@ def diagnose(
     layers = layers_of(model)
     _real_weights(model)
     labels = _functions({} if labels is None else labels)
-    first, rest = _first(batches)
+    first, rest = first_of(batches)
     step = model.training or "labels" in first
     of_model = _of_model(model, layers)
     learns = {layer.name: layer.learns for layer in layers}
@@ -65,16 +63,18 @@ def diagnose(
     with _exact(next(model.parameters()).device.type), _evaluated(model, vectors):
         seen = _seen(model, layers, first)
         k = {layer.name: int(seen[layer.name].chosen.sum(1).max()) for layer in layers}
-        real = {m.name: seen[m.name].of(_real(_arguments(model, m, first), len(seen[m.name].x))) for m in layers}
+        real = {
+            m.name: seen[m.name].of(real_tokens(arguments_of(model, m, first), len(seen[m.name].x))) for m in layers
+        }
         gates = {}
         for layer in layers:
-            report = probe_gates(layer, real[layer.name], k[layer.name], configured=_configured(model), seed=seed)
-            gates[layer.name] = replace(report, learns=learns[layer.name])
+            asked = dict(configured=_configured(model), learns=learns[layer.name], seed=seed)
+            gates[layer.name] = probe_gates(layer, real[layer.name], k[layer.name], **asked)
         streams = {m.name: RouterStream(m.M, k[m.name], noise=noise, collapse=collapse, where=m.name) for m in layers}
         for batch in chain([first], rest):
-            of_batch = seen if batch is first else _seen(model, layers, _checked(batch))
+            of_batch = seen if batch is first else _seen(model, layers, checked(batch))
             for layer in layers:
-                rule, given = gates[layer.name].rule, _arguments(model, layer, batch)
+                rule, given = gates[layer.name].rule, arguments_of(model, layer, batch)
                 _take(streams[layer.name], of_batch[layer.name], rule, given, labels)
         balance = probe_balance(model, first, layers, k, asked=step)
     for layer in layers:
@@ -170,27 +170,6 @@ def _kind(value) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _checked(batch: Batch) -> Batch:
-    if not isinstance(batch, Mapping) or not batch:
-        raise ValueError(f"batches: expected arguments of the model by name, got {type(batch).__name__}")
-    for stack in ("", "decoder_"):
-        ids, mask = batch.get(f"{stack}input_ids"), batch.get(f"{stack}attention_mask")
-        if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape != ids.shape:
-            expected = f"{stack}attention_mask of shape {tuple(ids.shape)}"
-            raise ValueError(f"batches: expected {expected}, as {stack}input_ids, got {tuple(mask.shape)}")
-    return batch
-
-
-def _first(batches: Batch | Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
-    """The first batch and the others; ValueError if there is none."""
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | bytes) or hasattr(batches, "columns"):
-        raise ValueError(f"batches: expected arguments of the model by name, got {type(batches).__name__}")
-    others = iter([batches] if isinstance(batches, Mapping) else batches)
-    for first in others:
-        return _checked(first), others
-    raise ValueError("batches: expected at least one, got none")
-
-
 @contextmanager
 def _exact(device: str):
     """Single precision is what it says: no autocast, no TF32; gradients where the caller has switched them off."""
@@ -234,18 +213,9 @@ def _seen(model: nn.Module, layers: list[Layer], batch: Batch) -> dict[str, Trac
     return {name: seen[0] for name, seen in traces.items()}
 
 
-def _arguments(model: nn.Module, layer: Layer, batch: Batch) -> Batch:
-    """Those of the stack to which a layer belongs; `decoder_` is taken off their names."""
-    if not getattr(model.config, "is_encoder_decoder", False):
-        return batch
-    if "decoder" in layer.name.split("."):
-        return {n.removeprefix("decoder_"): value for n, value in batch.items() if n.startswith("decoder_")}
-    return {name: value for name, value in batch.items() if not name.startswith("decoder_")}
-
-
 def _take(stream: RouterStream, trace: Trace, rule: Rule, batch: Batch, labels: Mapping[str, Callable]) -> None:
     """Hands a router's tokens of a batch on, without the padding, with the numbers by which it selects."""
-    kept = _real(batch, len(trace.x))
+    kept = real_tokens(batch, len(trace.x))
     given = {name: checked_label(name, label(batch), len(kept)) for name, label in labels.items()}
     trace = trace.of(kept)
     scores, off = rule.of(trace.exact, trace.rounding)
@@ -257,16 +227,6 @@ def _take(stream: RouterStream, trace: Trace, rule: Rule, batch: Batch, labels: 
         resolution=rule.resolution(trace.exact, trace.recorded.dtype),
         labels={name: value[kept] for name, value in given.items()},
     )
-
-
-def _real(batch: Batch, tokens: int) -> Bool[Tensor, " n"]:
-    """Which tokens are no padding, where the attention mask is one of these tokens."""
-    mask = batch.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.numel() != tokens:
-        return torch.ones(tokens, dtype=torch.bool)
-    if not mask.any():
-        raise ValueError("batches: expected tokens other than padding, got none")
-    return mask.flatten().bool().cpu()
 
 
 def _configured(model: Any) -> Configured:

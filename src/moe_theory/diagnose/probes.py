@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from moe_theory.diagnose.arrays import kept_gap
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.selection import SCORES, Rule, half_precision, rule_of
-from moe_theory.diagnose.traces import INPUTS, Layer, Trace
+from moe_theory.diagnose.traces import INPUTS, TINY, Layer, Trace
 from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.streams import torch_stream
 
@@ -28,9 +28,6 @@ PROBES = 8
 #: Largest relative change of the experts' output by which what lies behind it is differentiated, and how near to that
 #: quotient the gradient has to be.
 STEP, NEAR = 0.03, 0.01
-
-#: What a size is divided by at the least, so that nothing over nothing is 0.
-TINY = torch.finfo(torch.float64).tiny
 
 Gates = Callable[[Float[Tensor, "n M"], Bool[Tensor, "n M"]], Float[Tensor, "n M"]]
 
@@ -309,12 +306,12 @@ class Asked(NamedTuple):
         return layer.says(self.y, gates, INPUTS) if self.handed == INPUTS else gates[..., None] * self.f
 
 
-def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, seed: int) -> GateReport:
+def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, learns: bool, seed: int) -> GateReport:
     """Asks a layer what its gates are, at some tokens whose selection is decided.
 
     Args:
         layer: the layer, in its own precision; trace: what it did with some tokens, without padding.
-        k: experts selected; configured: what the configuration says.
+        k: experts selected; configured: what the configuration says; learns: whether the router is to be trained.
         seed: draws the directions of the slopes.
 
     Raises:
@@ -340,7 +337,7 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, s
     return GateReport(
         where=layer.name,
         k=k,
-        learns=running.learns,
+        learns=learns,
         rule=rule,
         slip=slip,
         rounded=None if running.bias is None else half_precision(running.bias),

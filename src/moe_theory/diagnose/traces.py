@@ -24,6 +24,9 @@ from moe_theory.diagnose.selection import Groups, groups_of
 #: each token once for every expert, times its gate.
 NUMBERS, MASK, INPUTS = "numbers", "mask", "inputs"
 
+#: What a size is divided by at the least, so that nothing over nothing is 0.
+TINY = torch.finfo(torch.float64).tiny
+
 #: What multiplies a router's input by its vectors.
 PRODUCTS = (nn.functional.linear, torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
 
@@ -250,14 +253,13 @@ class Layer:
                 f"model: expected a linear router, got vectors of width {W.shape[1]} in {self.name}, "
                 f"which reads hidden states of width {x.shape[1]}"
             )
-        fits, limit = torch.zeros(0), torch.zeros(0)
+        fits = []
         for b in dict.fromkeys((self.b, None)):
             z, rounding = linear_logits(x.double(), W, b)
-            exact, limit = self._fitting(self.squash(z), recorded, rounding, x.dtype)
-            fits = exact if not len(fits) else fits
-            if recorded.shape == exact.shape and not self.off(exact, recorded, limit):
-                return exact, limit
-        return fits, limit
+            fits.append(self._fitting(self.squash(z), recorded, rounding, x.dtype))
+            if recorded.shape == z.shape and not self.off(fits[-1][0], recorded, fits[-1][1]):
+                return fits[-1]
+        return fits[0]
 
     def _fitting(
         self,

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 from moe_theory import _validate as check
 from moe_theory.diagnose.arrays import _flips, _probabilities
 from moe_theory.diagnose.balance import configured_coefficient
-from moe_theory.diagnose.model import _arguments, _real
+from moe_theory.diagnose.batches import arguments_of, real_tokens
 from moe_theory.diagnose.selection import Rule, rule_of, widths
 from moe_theory.diagnose.tiny import library
 from moe_theory.diagnose.traces import NUMBERS, Layer, _values, layers_of, unwrapped
@@ -163,7 +163,7 @@ class _Reader:
         with self._quiet():
             if self.due():
                 for layer in self.layers:
-                    self._inside += self._hooks(layer, _arguments(self.model, layer, kwargs))
+                    self._inside += self._hooks(layer, arguments_of(self.model, layer, kwargs))
 
     def _leaves(self, _, __, output) -> None:
         if not self._inside:
@@ -199,7 +199,7 @@ class _Reader:
     def _take(self, layer: Layer, u: Tensor, h: Tensor, given: list, batch: Mapping) -> None:
         """Counts the tokens of a call."""
         _, chosen, _, handed = layer._handed(u, [value.detach() for value in given])
-        kept = _real(batch, len(h)).to(h.device)
+        kept = real_tokens(batch, len(h)).to(h.device)
         h, chosen = _logits(h[kept]), chosen[kept]
         if not len(h):
             return
