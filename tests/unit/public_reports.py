@@ -572,7 +572,6 @@ CASES = [
         of("Switch"),
         of("Switch", hooked("", noisy, before=True)),
         names("gate"),
-        missed="does one input give one output, before any slope is asked (found as gate, and gradient)",
     ),
     Case(
         GITHUB + "vllm-project/vllm/pull/54403",

@@ -25,6 +25,9 @@ from moe_theory.streams import torch_stream
 #: Tokens at which a layer is probed, one by one.
 PROBES = 8
 
+#: How often a token is put to a layer again, to see whether its output is drawn.
+AGAIN = 2
+
 #: Largest relative change of the experts' output by which what lies behind it is differentiated, and how near to that
 #: quotient the gradient has to be.
 STEP, NEAR = 0.03, 0.01
@@ -149,6 +152,7 @@ class GateReport:
         factor: that constant, times the one behind the experts, where there is one; of several gates those with a
             configured one are taken.
         configured: what the configuration says of both.
+        drawn: how far what a token gives is from what it gave before, relative, the farthest of `AGAIN` times.
         handed: how far the gates handed to the experts are from that gate, the farthest of all tokens over its limit;
             nan where what is handed on are no gates.
         lowered: largest relative change of the output when an unselected logit falls by 1; as_first: what it is if a
@@ -179,6 +183,7 @@ class GateReport:
     off: dict[str, float]
     factor: float
     configured: Configured
+    drawn: float
     handed: float
     lowered: float
     as_first: float
@@ -228,6 +233,8 @@ class GateReport:
 
     def _of_gates(self) -> list[Finding]:
         named, allowed = self.gate, [name for name in self.gates if self.configured.allows(name)]
+        if self.drawn > self.coarse:
+            return [Finding("gate", self.where, self.drawn, self.coarse, "one and the same token gives other outputs")]
         if self.drift > self.coarse:
             detail = "what runs is not what its experts say one by one"
             return [Finding("gate", self.where, self.drift, self.coarse, detail)]
@@ -256,6 +263,8 @@ class GateReport:
     def _of_gradient(self) -> list[Finding]:
         value, gradient = self.passed
         if not self.heard:  # no gradient is what follows; the silent experts are found as dead
+            return []
+        if self.drawn > self.coarse:  # slopes of an output that is drawn say nothing
             return []
         if self.gates == (MIXER,):  # in training it has another one, of its own
             return []
@@ -345,6 +354,7 @@ def probe_gates(layer: Layer, trace: Trace, k: int, *, configured: Configured, l
         off=off,
         factor=factor * behind,
         configured=configured,
+        drawn=_drawn(layer, at, size),
         handed=_handed_on(trace, at, known, named),
         lowered=lowered,
         as_first=as_first,
@@ -541,6 +551,13 @@ def _drift(
         float((kept * (felt - slopes).norm(dim=1) / size).max()),
         float(mixed.max()),
     )
+
+
+@torch.no_grad()
+def _drawn(layer: Layer, at: Asked, size: Float[Tensor, " n"]) -> float:
+    """Farthest output of the experts from what they said of the same token before, relative to its size."""
+    again = torch.stack([torch.cat([layer(token[None]).F for token in at.u]) for _ in range(AGAIN)])
+    return float(((again - at.F).norm(dim=-1) / size.clamp(min=TINY)).max())
 
 
 @torch.no_grad()
