@@ -14,6 +14,7 @@ FILES = {  # each is written when a run with timing has filled all its sections
     "speed_cores.json": {"cores"},
     "speed_least_squares.json": {"least_squares"},
     "speed_stability.json": {"stability", "stability_sizes"},
+    "speed_router_stream.json": {"router_stream", "router_stream_sizes"},
 }
 DIGITS = 4
 RESULTS = Path(__file__).parent / "results"

@@ -23,7 +23,11 @@ GROUPS = {
     "Rules that select experts": ["top1_noisy", "softmax_topk", "topk_softmax", "sampled_topk"],
     "Theory": ["route_probabilities", "tight_witness", "nullity"],
     "What is measured": ["dispatch_entropy", "MixingMeasure", "voronoi_loss"],
-    "A model of your own": ["diagnose.diagnose", "diagnose.diagnose_router", "diagnose.compare_routers"],
+    "A model of your own": [
+        *("diagnose.diagnose", "diagnose.compare", "diagnose.diagnose_layer", "diagnose.diagnose_router"),
+        *("diagnose.diagnose_choices", "diagnose.compare_routers", "diagnose.watch"),
+        "diagnose.watch_trainer",
+    ],
     "Stored computations": [f"moe_book.experiments.{name}" for name in ("load", "recompute", "status")],
     "Claims": ["moe_book.claims.check"],
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moe_theory.diagnose import FINDINGS, RouterStream, compare_routers, diagnose, diagnose_router
-from moe_theory.diagnose.arrays import _by_chance, dispatch_entropies, linear_logits, roundings
+from moe_theory.diagnose.arrays import linear_logits, roundings
 from moe_theory.diagnose.balance import POOLS, BalanceReport, _reads, balance_loss
 from moe_theory.diagnose.probes import nearest_experts
 from moe_theory.models.rules import topk_set
@@ -41,63 +41,28 @@ def test_all_selected_is_kept():
     assert (keep_probability(randn(5, 4), 4, scale=1.0) == 1).all()
 
 
-def test_batches_of_a_stream_are_one_batch():
-    h, label = randn(300, 6), torch.arange(300) % 5
-    whole = diagnose_router(h, k=2, labels={"class": label}, seed=3)
-    stream = RouterStream(6, 2)
-    for part, own in zip(h.split(70), label.split(70), strict=True):
-        stream.add(part, labels={"class": own})
-    again = stream.report(seed=3)
-    assert again.dispatch == whole.dispatch and torch.equal(again.gaps, whole.gaps)
-    for name in ("loads", "undecided", "changed"):
-        assert getattr(again, name) == pytest.approx(getattr(whole, name), rel=1e-12), name
-
-
-def test_a_dispatch_by_class_is_told_from_a_blind_one():
-    label = torch.arange(400) % 4
-    known, blind = dispatch_entropies(label, label, seed=0), dispatch_entropies(label, torch.arange(400) // 100, seed=0)
-    assert known.entropy == 0 and known.p == 1 / 200
-    assert blind.entropy == pytest.approx(torch.log(torch.tensor(4.0)).item(), rel=1e-6) and blind.p == 1
-
-
-def test_the_null_of_a_blind_dispatch_is_uniform():
-    """Of 200 blind dispatches 10 are expected below 5 %; 24 or more would happen once in 10,000 times."""
-    label = torch.arange(120) % 3
-    rng = torch.Generator().manual_seed(0)
-    p = [dispatch_entropies(label, torch.randint(4, (120,), generator=rng), seed=s).p for s in range(200)]
-    assert sum(value <= 0.05 for value in p) < 24
-
-
 def test_equal_logits_are_ties_and_random_ones_are_not():
-    assert [f.name for f in diagnose_router(torch.zeros(200, 4), k=1).findings] == ["dead", "ties"]
-    assert not diagnose_router(randn(100, 4).float(), k=1).findings
+    assert [f.name for f in diagnose_router(torch.zeros(200, 4), k=1).findings] == ["dead", "collapse", "ties"]
+    assert not diagnose_router(randn(100, 4).float(), k=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_coarse_logits_tie_by_chance(dtype):
     """In a router of a usual size, too: width 1,024, 64 experts, eight selected."""
-    report = diagnose_router(randn(4000, 8).to(dtype), k=2)
+    report = diagnose_router(randn(4000, 8).to(dtype), k=2).routers["router"]
     assert report.undecided > 10 and not report.findings
     x, W = randn(2000, 1024).to(dtype), (randn(64, 1024, seed=1) / 32).to(dtype)
-    report = diagnose_router(x @ W.T, k=8, x=x, W=W)
-    assert report.undecided > 1000 and not report.findings
-    assert [f.name for f in diagnose_router(torch.zeros(200, 4, dtype=dtype), k=1).findings] == ["dead", "ties"]
-
-
-@pytest.mark.parametrize("c", [0.01, 0.3, 2.0])
-def test_undecided_tokens_are_as_many_as_an_exponential_law_of_gaps_gives(c):
-    """Drawn from that law of mean 1; the count's standard deviation is below its root."""
-    gap = -torch.log(torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=DOUBLE))
-    rounding = torch.full_like(gap, c / 2)
-    assert abs(_by_chance(gap, rounding) - int((gap <= c).sum())) < 5 * (40_000 * c) ** 0.5
-    assert _by_chance(gap, 100 * rounding.clamp(min=1)) == 40_000 and _by_chance(0 * gap, rounding) == 0
+    report = diagnose_router(x @ W.T, k=8, x=x, W=W).routers["router"]
+    assert report.undecided > 20 and not report.findings
+    equal = diagnose_router(torch.zeros(200, 4, dtype=dtype), k=1)
+    assert [f.name for f in equal.findings] == ["dead", "collapse", "ties"]
 
 
 def test_dead_experts_need_enough_tokens():
     h = randn(400, 8)
     h[:, 3] = -100
     assert [f.name for f in diagnose_router(h, k=1).findings] == ["dead"]
-    assert diagnose_router(h[:20], k=1).dead and not diagnose_router(h[:20], k=1).findings
+    assert diagnose_router(h[:20], k=1).routers["router"].dead and not diagnose_router(h[:20], k=1).findings
 
 
 def test_dropped_and_misled_tokens_are_counted():
@@ -106,7 +71,7 @@ def test_dropped_and_misled_tokens_are_counted():
     chosen[:10] = False
     chosen[10:30] = chosen[10:30].roll(1, -1)
     wrong = int((chosen[10:30] != topk_set(h[10:30], 2)).any(1).sum())
-    report = diagnose_router(h, k=2, chosen=chosen)
+    report = diagnose_router(h, k=2, chosen=chosen).routers["router"]
     assert (report.dropped, report.misled) == pytest.approx((0.1, wrong / 100))
 
 
@@ -122,9 +87,9 @@ def test_routers_compare_up_to_shift_and_numbers():
 def test_the_gauge_share_is_that_of_the_mean():
     x, W = randn(20, 4), randn(3, 4)
     moved = W - W.mean(0)
-    assert diagnose_router(x @ moved.T, k=1, x=x, W=moved).gauge < 1e-30
+    assert diagnose_router(x @ moved.T, k=1, x=x, W=moved).routers["router"].gauge < 1e-30
     one = torch.ones(3, 4, dtype=DOUBLE)
-    assert diagnose_router(x @ one.T, k=1, x=x, W=one).gauge == pytest.approx(1)
+    assert diagnose_router(x @ one.T, k=1, x=x, W=one).routers["router"].gauge == pytest.approx(1)
 
 
 @pytest.mark.parametrize("d", [1, 32, 1_024, 4_096])
@@ -208,7 +173,10 @@ def test_the_nearest_experts_are_found():
             r"x, W: expected those of \(3, 2\) logits, got them for \(4, 2\)",
         ),
         (dict(x=torch.ones(3, 4), W=torch.ones(2, 4), b=torch.ones(3)), "b: expected 2 biases, one for each row of W"),
-        (dict(chosen=torch.ones(2, 2).bool()), r"chosen: expected a mask of shape \(3, 2\), got"),
+        (
+            dict(chosen=torch.ones(2, 2).bool()),
+            r"chosen: expected a mask of shape \(3, 2\) or integers of shape \(3, 1\), got",
+        ),
         (dict(x=torch.zeros(3, 5), W=torch.zeros(2, 4)), r"x: .*hidden states of the width of W, \(2, 4\), got"),
         (dict(x=torch.ones(3, 4), W=torch.ones(2, 4)), r"h: expected the logits x W\^T \+ b to rounding, got"),
     ],
@@ -243,7 +211,9 @@ def test_bad_models_are_named():
 def test_arrays_of_numpy_and_biases_are_taken():
     x, W, b = randn(50, 6).numpy(), randn(4, 6, seed=1).numpy(), randn(4, seed=2).numpy()
     report = diagnose_router(x @ W.T + b, k=2, x=x, W=W, b=b)
-    assert not report.findings and report.gauge == diagnose_router(x @ W.T, k=2, x=x, W=W).gauge
+    assert not report
+    gauges = [r.routers["router"].gauge for r in (report, diagnose_router(x @ W.T, k=2, x=x, W=W))]
+    assert gauges[0] == gauges[1] > 0
 
 
 @pytest.mark.parametrize(("M", "k"), [(8, 1), (8, 2), (12, 3), (5, 4), (40, 8)])
@@ -438,12 +408,12 @@ def test_frozen_models_are_not_accused_and_stay_frozen(tiny, family, learns):
 
 def test_a_report_says_what_was_found_and_measured(tiny):
     report = diagnose(tiny.tiny("Mixtral"), tiny.batches("Mixtral", 2))
-    assert repr(report) == "Report(2 layers, found: nothing)" and not len(report.table())
+    assert repr(report).startswith("Report(2 layers, 512 tokens, found: nothing") and not len(report.table())
     rows = report.layers()
     assert list(rows.index) == list(report.routers) and (rows["gate"] == "topk_softmax").all()
     assert (rows["selected"] == 2).all() and rows["in use"].between(1, 8).all()
     broken, _ = found_in(tiny, "Mixtral", tiny.FAULTS["copied expert"], 0)
-    assert repr(broken) == "Report(2 layers, found: twins)"
+    assert "found: twins" in repr(broken)
 
 
 def sigmoid_layers(**config):
@@ -569,10 +539,10 @@ def test_a_fault_of_the_kernel_that_runs_is_found(tiny, detached, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "chosen", [torch.zeros(5, 2, dtype=torch.int64), torch.ones(5, 6), torch.ones(5, 4, dtype=torch.bool)]
+    "chosen", [torch.zeros(5, 3, dtype=torch.int64), torch.ones(5, 6), torch.ones(5, 4, dtype=torch.bool)]
 )
 def test_what_is_no_mask_of_experts_is_refused(chosen):
-    with pytest.raises(ValueError, match="chosen: expected a mask of shape"):
+    with pytest.raises(ValueError, match="chosen: expected (a mask of shape|integers of shape)"):
         diagnose_router(randn(5, 6), k=2, chosen=chosen)
 
 
@@ -588,7 +558,7 @@ def test_a_model_is_diagnosed_where_nothing_is_differentiated(tiny):
 def test_a_direction_along_which_the_output_has_nearly_no_part_accuses_nobody(tiny, seed):
     model, batches = tiny.tiny("Switch", k=1, seed=0), tiny.batches("Switch", 1, seed=0)
     tiny.FAULTS["router at zero"].breaks(model)
-    assert {f.name for f in diagnose(model, batches, seed=seed).findings} == {"dead", "ties"}
+    assert {f.name for f in diagnose(model, batches, seed=seed).findings} == {"dead", "ties", "collapse"}
 
 
 def padded(tiny, family="Mixtral"):
@@ -608,7 +578,7 @@ def test_padding_is_not_probed(tiny, family):
     counted = {"padding"} if family == "Switch" else set()  # its loss takes no mask
     assert diagnose(model, batch).named - {"dead"} == counted
     tiny.FAULTS["router at zero"].breaks(model)
-    assert diagnose(model, batch).named == {"ties", "dead"} | counted
+    assert diagnose(model, batch).named == {"ties", "dead", "collapse"} | counted
     with torch.no_grad():
         model.get_input_embeddings().weight.zero_()
     with pytest.raises(ValueError, match="batches: expected tokens at which .* reads something other than 0, got none"):

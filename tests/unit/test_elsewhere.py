@@ -192,7 +192,8 @@ def read_off(to):
     """What `diagnose_router` finds in logits, loads as numbers."""
     x, W = real(200, 3), real(6, 3)
     report = diagnose_router(to(x @ W.T), k=2, labels={"sign": to((x[:, 0] > 0).long())}, x=to(x), W=to(W))
-    return [report.loads, report.undecided, report.changed, compare_routers(to(W), to(W + 1)).centred]
+    router = report.routers["router"]
+    return [router.loads, router.undecided, router.changed, router.flips, compare_routers(to(W), to(W + 1)).centred]
 
 
 CALLS = {

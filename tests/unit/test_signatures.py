@@ -22,6 +22,7 @@ BY_POSITION = {
     "figures:spread": ["label", "style"],
     "measure/voronoi:voronoi_loss": ["kind", "r"],
     "measure/scaling:fit_exponent": ["seed"],
+    "diagnose/arrays:linear_logits": ["b", "dtype"],
     "models/experts:PatchCNN": ["seed"],
     "models/mixture:draw_measure": ["seed", "router_scale", "expert_scale"],
     "models/mixture:jacobian": ["expert"],

@@ -78,6 +78,7 @@ def named_as(name: str, asked: Callable, *args) -> Any:
 
 
 def matrices(module: nn.Module) -> list[Tensor]:
+    """The parameters of a module that multiply what it reads."""
     return [p for p in module.parameters() if p.is_floating_point() and p.ndim > 1]
 
 

@@ -205,6 +205,8 @@ class Met(NamedTuple):
 
 
 class Seen(NamedTuple):
+    """What a layer read, returned and selected in a batch as its model ran; no selection where none was watched."""
+
     u: Float[Tensor, "n d"]
     out: Float[Tensor, "n d"]
     chosen: Bool[Tensor, "n M"] | None

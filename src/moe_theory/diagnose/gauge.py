@@ -8,6 +8,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.theory.smoothing import _one_thread
 
 
 class Comparison(NamedTuple):
@@ -37,6 +38,7 @@ def gauge_share(W: Float[Tensor, "M d"]) -> float:
     return float(len(W) * W.mean(0).square().sum() / W.square().sum()) if W.any() else 0.0
 
 
+@_one_thread()
 def compare_routers(W: Float[Tensor, "M d"], V: Float[Tensor, "M d"]) -> Comparison:
     """How far two checkpoints or seeds of one router are apart, as vectors and as functions of a softmax.
 

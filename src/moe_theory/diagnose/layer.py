@@ -176,7 +176,7 @@ def diagnose_layer(
     bias: Float[Tensor, " M"] | None = None,
     groups: Groups | None = None,
     noise: float = 0.01,
-    collapse: float = 0.25,
+    collapse: float = 0.1,
     seed: int = 0,
 ) -> Report:
     """Looks into a mixture layer of one's own: which gate it computes, and what gradient its router gets.
@@ -210,9 +210,10 @@ def diagnose_layer(
     finally:
         for module, was in training.items():
             module.training = was
-    stream = RouterStream(plain.M, k, noise=noise, where=plain.name)
+    stream = RouterStream(plain.M, k, noise=noise, collapse=collapse, where=plain.name)
     scores, off = gate.rule.of(trace.exact, trace.rounding)
-    stream.add(trace.exact, scores=scores, chosen=trace.chosen, rounding=off)
+    resolution = gate.rule.resolution(trace.exact, trace.recorded.dtype)
+    stream.add(trace.exact, scores=scores, chosen=trace.chosen, rounding=off, resolution=resolution)
     router = replace(stream.report(seed=seed), slip=gate.slip)
     unasked = ["what a configuration says: there is none", "the balancing loss: hand a model to diagnose"]
     return Report({plain.name: router}, {plain.name: gate}, unasked=unasked)

@@ -29,7 +29,7 @@ def diagnose(
     *,
     labels: Mapping[str, Callable[[Batch], Int[Tensor, "s t"]]] | None = None,
     noise: float = 0.01,
-    collapse: float = 0.25,
+    collapse: float = 0.1,
     seed: int = 0,
 ) -> Report:
     """Looks into the mixture layers of a model of transformers.
@@ -70,7 +70,7 @@ def diagnose(
         for layer in layers:
             report = probe_gates(layer, real[layer.name], k[layer.name], configured=_configured(model), seed=seed)
             gates[layer.name] = replace(report, learns=learns[layer.name])
-        streams = {m.name: RouterStream(m.M, k[m.name], noise=noise, where=m.name) for m in layers}
+        streams = {m.name: RouterStream(m.M, k[m.name], noise=noise, collapse=collapse, where=m.name) for m in layers}
         for batch in chain([first], rest):
             of_batch = seen if batch is first else _seen(model, layers, _checked(batch))
             for layer in layers:
@@ -254,6 +254,7 @@ def _take(stream: RouterStream, trace: Trace, rule: Rule, batch: Batch, labels: 
         scores=scores,
         chosen=trace.chosen,
         rounding=off,
+        resolution=rule.resolution(trace.exact, trace.recorded.dtype),
         labels={name: value[kept] for name, value in given.items()},
     )
 

@@ -39,6 +39,10 @@ def _topk(score: Callable[[Tensor], Tensor]) -> Gates:
     return lambda h, chosen: score(h) * chosen
 
 
+def _moved(score: Callable[[Tensor], Tensor], bias: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda h: score(h) + bias.to(h)
+
+
 def _divided(score: Callable[[Tensor], Tensor]) -> Gates:
     return lambda h, chosen: score(h) * chosen / (score(h) * chosen).sum(-1, keepdim=True)
 
@@ -68,7 +72,7 @@ def is_divided(gate: str) -> bool:
 
 def gates_of(layer: Layer) -> dict[str, Gates]:
     """All gates that a layer may have, from what its router has."""
-    found, bias, scale = dict(GATES), layer.bias, layer.scale
+    found, scale = dict(GATES), layer.scale
     norm = getattr(layer.block, "moe_normalize_expert_weights", None)
     if norm not in (None, 1):
         found[f"softmax_topk, norm {norm:g}"] = lambda h, chosen: nn.functional.normalize(
@@ -76,15 +80,17 @@ def gates_of(layer: Layer) -> dict[str, Gates]:
         )
     if (jitter := getattr(layer.router, "router_jitter_noise", None)) is not None:
         found[MIXER] = lambda h, chosen: sparse_mixer(h, chosen, float(jitter))
-    if bias is not None:
+    if (bias := layer.bias) is not None:
         for name, (score, _) in SCORES.items():
-            moved = lambda h, score=score, b=bias: score(h) + b.to(h)  # noqa: E731
+            moved = _moved(score, bias)
             found |= {f"{name}_topk{BIASED}": _topk(moved), f"{name}_divided{BIASED}": _divided(moved)}
+        shifted = _moved(lambda h: h, bias)
         for name, gate in GATES.items():
-            found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(h + bias.to(h), chosen)
+            found[f"{name} of logits{BIASED}"] = lambda h, chosen, gate=gate: gate(shifted(h), chosen)
     if scale is not None and bool((scale != 1).any()):
         found |= {
-            name + SCALED: lambda h, chosen, gate=gate: gate(h, chosen) * scale.to(h) for name, gate in found.items()
+            name + SCALED: lambda h, chosen, gate=gate, by=scale: gate(h, chosen) * by.to(h)
+            for name, gate in found.items()
         }
     return found
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from moe_theory.diagnose.arrays import spacing
 from moe_theory.models.rules import topk_set
 
 #: Scores of logits, and by how much they change at the most where a logit changes by 1.
@@ -55,7 +56,7 @@ class Rule(NamedTuple):
         self, h: Float[Tensor, "n M"], rounding: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
         """The numbers of which the K largest are selected, minus infinity outside of a token's groups, and how far
-        rounding may move them; infinite where it decides which groups those are.
+        rounding may move them; more than any gap where it decides which groups those are.
 
         Args:
             h: logits in float64; rounding: of the logits of each token.
@@ -77,7 +78,12 @@ class Rule(NamedTuple):
         inside = topk_set(value, kept)
         lead = value.masked_fill(~inside, math.inf).amin(1) - value.masked_fill(inside, -math.inf).amax(1)
         inside = inside.repeat_interleave(s.shape[1] // number, 1)
-        return s.masked_fill(~inside, -math.inf), off.masked_fill(lead <= 2 * worth * off, math.inf)
+        any_gap = 2 * s.abs().amax(1) + 1
+        return s.masked_fill(~inside, -math.inf), torch.where(lead <= 2 * worth * off, any_gap, off)
+
+    def resolution(self, h: Float[Tensor, "n M"], dtype: torch.dtype) -> torch.dtype | Float[Tensor, "n M"]:
+        """In which the numbers that it compares are rounded: those of logits by their format, of scores by widths."""
+        return dtype if self.score == "logits" and self.bias is None else widths(self.score, h, dtype)
 
     def misled(self, h: Float[Tensor, "n M"], rounding: Float[Tensor, " n"], chosen: Bool[Tensor, "n M"]) -> float:
         """Share of tokens with other experts than the rule's, among those with k experts whose set is decided."""
@@ -87,6 +93,22 @@ class Rule(NamedTuple):
         decided = (chosen.sum(1) == k) & ((top[:, k - 1] - top[:, -1] > 2 * off) | (k == s.shape[1]))
         wrong = decided & (topk_set(s, k) != chosen).any(1)
         return float(wrong.sum()) / max(1, int(decided.sum()))
+
+
+def widths(score: str, h: Float[Tensor, "n M"], dtype: torch.dtype) -> Float[Tensor, "n M"]:
+    """How far apart the scores of two neighbouring logits of a format are, each logit moved alone.
+
+    Args:
+        score: key of `SCORES`; h: logits; dtype: the format in which they were rounded.
+    """
+    exact, unit = h.double(), spacing(h, dtype)
+    if score == "softmax":
+        pi = exact.softmax(1)
+        width = pi * (1 - pi) * unit
+    else:
+        of, _ = SCORES[score]
+        width = of(exact + unit / 2) - of(exact - unit / 2)
+    return width.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def rules(bias: Tensor | None, groups: Groups | None, scores: tuple[str, ...] = tuple(SCORES)) -> list[Rule]:
@@ -148,10 +170,11 @@ def _slips(
         regrouped += [Rule(score, bias, g) for score, g in product(scores, kept)]
     full = [Rule(score, bias, g) for score in scores for g in ([None] if groups is None else other[1:])]
     return [
-        ("scores rounded", [rule._replace(half=half) for rule in full for half in (torch.float16, torch.bfloat16)]),
         ("bias rounded", [rule for half in halves for rule in rules(half, groups, scores)]),
         ("bias lost", lost),
         ("groups", regrouped),
+        # last, since its limit is wide
+        ("scores rounded", [rule._replace(half=half) for rule in full for half in (torch.float16, torch.bfloat16)]),
     ]
 
 

@@ -292,7 +292,7 @@ FAULTS = {
     ),
     "copied expert": Fault("two experts have the same weights", _copied, frozenset({"twins"})),
     "silent expert": Fault("one expert has weights of 0", _silenced, frozenset({"dead"})),
-    "router at zero": Fault("all logits are equal", _zeroed, frozenset({"ties", "dead"})),
+    "router at zero": Fault("all logits are equal", _zeroed, frozenset({"ties", "dead", "collapse"})),
     "no room": Fault("an expert takes one token of a sequence", _full, frozenset({"dropped"}), ("Switch",), 1),
 }
 

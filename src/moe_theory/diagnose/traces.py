@@ -115,12 +115,15 @@ class Layer:
     @property
     def W(self) -> Any:
         """The router's vectors (M, d) as they act: with what an adapter adds to them."""
-        if not hasattr(self.head, "base_layer"):
-            return self.head.weight
-        base: Tensor = self.head.base_layer.weight  # pyright: ignore[reportAttributeAccessIssue]
-        with torch.no_grad():
-            zero, unit = base.new_zeros(1, base.shape[1]), torch.eye(base.shape[1]).to(base)
-            return (self.head(unit) - self.head(zero)).T
+        weight: Any = getattr(self.head, "base_layer", self.head).weight
+        added = [part for module in (*_around(self.outer, self.router), self.head) for part in _deltas(module)]
+        return sum((part.detach().to(weight) for part in added), weight.detach()) if added else weight
+
+    @property
+    def outer(self) -> nn.Module:
+        """The router in what an adapter of its weights put around it, or the router."""
+        outer = getattr(self.block, self.name.rpartition(".")[2], self.router)
+        return outer if hasattr(outer, "base_layer") and any(m is self.router for m in outer.modules()) else self.router
 
     @property
     def b(self) -> Float[Tensor, " M"] | None:
@@ -135,7 +138,7 @@ class Layer:
     @property
     def learns(self) -> bool:
         """Whether any of the router's vectors is to be trained."""
-        return any(p.requires_grad for p in self.head.parameters())
+        return any(p.requires_grad for module in (self.head, self.outer) for p in module.parameters())
 
     @property
     def bias(self) -> Float[Tensor, " M"] | None:
@@ -187,8 +190,10 @@ class Layer:
         for module in block.modules():
             if hasattr(module, "config"):
                 module.config._experts_implementation = "eager"  # pyright: ignore[reportAttributeAccessIssue]
-        routes: nn.Module = getattr(block, self.name.rpartition(".")[2], None) or block.router
+        routes: Any = getattr(block, self.name.rpartition(".")[2], None) or block.router
         routes = routes.to(router)
+        while self.outer is not self.router and hasattr(routes, "base_layer"):
+            routes = routes.base_layer
         for module in routes.modules():  # a router that says in which precision it computes
             if isinstance(getattr(module, "dtype", None), torch.dtype) and "dtype" in vars(module):
                 module.dtype = router
@@ -435,6 +440,21 @@ def shifted(layers: list[tuple[Layer, Delta]]):
         yield
 
 
+def _around(outer: Any, inner: nn.Module) -> Iterator[Any]:
+    """The modules that adapters put around another one, from the outermost."""
+    while outer is not inner:
+        yield outer
+        outer = outer.base_layer
+
+
+def _deltas(module: Any) -> list[Tensor]:
+    """What an adapter adds to the vectors of a router, if a module is one and in use."""
+    of_vectors = hasattr(module, "get_delta_weight") and getattr(module, "parameter_name", "weight") == "weight"
+    if not of_vectors or module.merged or module.disable_adapters:
+        return []
+    return [module.get_delta_weight(name) for name in module.active_adapters if name in module.lora_A]
+
+
 def _rows(module: nn.Module) -> int:
     """Rows of a module's matrix, 0 if it has none."""
     weight = getattr(module, "weight", None)
@@ -489,12 +509,15 @@ def layers_of(model: nn.Module) -> list[Layer]:
     for name, router in modules.items():
         for recorder in recorders:
             if isinstance(router, recorder.target_class):
-                block = modules[name.rpartition(".")[0]]
+                outer = name
+                while outer.endswith(".base_layer"):  # an adapter of the router's weights stands around it
+                    outer = outer.removesuffix(".base_layer")
+                block = modules[outer.rpartition(".")[0]]
                 if not isinstance(experts := getattr(block, "experts", None), nn.Module):
                     raise ValueError(f"model: expected router and experts side by side, got {type(block).__name__}")
                 if hasattr(block, "self_attn"):  # a decoder's layer, which takes more than hidden states
-                    block = Pair(router, experts)
-                found.append(Layer(name, block, router, experts, recorder.index, config))
+                    block = Pair(modules[outer], experts)
+                found.append(Layer(outer, block, router, experts, recorder.index, config))
     if not found:
         classes = " or ".join(recorder.target_class.__name__ for recorder in recorders)
         raise ValueError(f"model: expected mixture layers with a {classes} in {type(model).__name__}, got none")

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from moe_theory import _validate as check
+from moe_theory.theory.smoothing import _one_thread
 
 ENUMERATED = 12  # up to this M inclusion probabilities are sums over sets
 STEP, BELOW, ABOVE = 0.1, 400, 40  # of the trapezoidal rule in log t, and its steps below and above the arrivals
@@ -95,6 +96,7 @@ def inclusion_by_sets(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M"]:
     return members.double().mT @ set_probability(h, members)
 
 
+@_one_thread()
 def inclusion_by_quadrature(h: Float[Tensor, " M"], k: int) -> Float[Tensor, " M"]:
     """`p_m = int w_m e^{-w_m t} P(fewer than K of the others arrive before t) dt`, any M.
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from moe_theory import _validate as check
 from moe_theory.models.rules import Rule, softmax_topk, topk_set, with_softmax
 from moe_theory.models.systems import Gate
+from moe_theory.theory.smoothing import _one_thread
 
 #: Loss of n inputs x (n, 2) under linear router weights theta (M, 2), given who is selected (n, M).
 PlaneLoss = Callable[[Float[Tensor, "M 2"], Float[Tensor, "n 2"], Bool[Tensor, "n M"]], Float[Tensor, " n"]]
@@ -176,6 +177,7 @@ def plane_risk(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Te
     return w @ loss(theta, x, topk_set(x @ theta.detach().T, k))
 
 
+@_one_thread()
 def boundary_term(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, "M 2"]:
     """What the mean of the per-example gradients lacks of the gradient of `plane_risk` in theta.
 
@@ -209,12 +211,14 @@ def affine_loss(W: Float[Tensor, "M 2"], c: Float[Tensor, " M"], rule: Rule) -> 
     return loss
 
 
+@_one_thread()
 def mean_gradient(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, "M 2"]:
     """Mean over x of the gradients in theta of the examples' losses, by autograd of `plane_risk`."""
     theta = theta.detach().clone().requires_grad_()
     return torch.autograd.grad(plane_risk(theta, k, loss), theta)[0]
 
 
+@_one_thread()
 def risk_differences(theta: Float[Tensor, "M 2"], k: int, loss: PlaneLoss) -> Float[Tensor, "M 2"]:
     """The slope of `plane_risk` in every entry of theta, by central differences of fourth order.
 
