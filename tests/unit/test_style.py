@@ -32,7 +32,6 @@ TOO_LONG = set(
         "23_rates",
         "24_cosine_at_work",
         "25_which_router",
-        "26_your_own_moe",
     ]
 )
 
