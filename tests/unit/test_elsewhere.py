@@ -253,8 +253,9 @@ def test_the_package_does_not_mix(name):
 
 
 @pytest.mark.slow
-def test_a_model_is_diagnosed_where_it_lies():
+def test_a_model_is_diagnosed_where_it_lies(monkeypatch):
     """With the library's loop over experts: its kernel for all at once cannot be asked here."""
+    monkeypatch.setattr("moe_theory.diagnose.model._real_weights", lambda model: None)  # this `meta` has numbers
     pytest.importorskip("transformers", minversion="5.6")
     from moe_theory.diagnose import tiny
 
