@@ -121,6 +121,7 @@ KNOWN = [
         v3(bias=(0.0, 0.2)),
         v3(biased_gates, bias=(0.0, 0.2)),
         names("bias in gate"),
+        own=names("dead"),  # by this bias, in both
     ),
     Case(
         GITHUB + "vllm-project/vllm/pull/12002",
@@ -145,6 +146,7 @@ KNOWN = [
         v3(bias=(0.0, 0.2)),
         v3(gates(lambda h, g, e: g / 2.5), bias=(0.0, 0.2)),
         names("factor"),
+        own=names("dead"),
     ),
     Case(
         GITHUB + "NVIDIA/Megatron-LM/issues/1482",
@@ -207,7 +209,7 @@ KNOWN = [
         "model",
         of("Qwen3-MoE", num_experts=64, k=8),
         of("Qwen3-MoE", tiny.rewritten(coarse_scores), num_experts=64, k=8),
-        names("scores rounded", "gate"),
+        names("scores rounded", "gate", "loads"),  # loads not foreseen: the loss selects again, by finer scores
     ),
     Case(
         GITHUB + "huggingface/transformers/issues/44242",
@@ -271,13 +273,13 @@ KNOWN = [
         "model",
         of("Switch"),
         of("Switch", one_probability),
-        names("refused"),
+        names("balance"),  # a refusal was foreseen; logits are read where they are made, and the loss gets these
     ),
     Case(
         GITHUB + "huggingface/transformers/pull/48421",
         "Switch: the capacity is configured, and no token is dropped",
         "model",
-        of("Switch", expert_capacity=4),
+        of("Switch", expert_capacity=32),  # a sequence
         of("Switch", room_for_all, expert_capacity=4),
         names("capacity"),
     ),

@@ -486,7 +486,6 @@ CASES = [
             topk_group=2,
         ),
         names("groups"),
-        missed="is selection explained by groups left out at 0, not at minus infinity",
     ),
     Case(
         GITHUB + "antonellof/ferrox/pull/10",

@@ -101,7 +101,7 @@ class RouterReport:
         if self.dead and unseen < fair / 2:  # so few tokens that chance may pass an expert by say nothing
             found.append(Finding("dead", self.where, len(self.dead), 0, f"experts {self.dead}"))
         if self.used < self.collapse and self._busy_by_chance < LEVEL:
-            busy = f"expert {self.loads.index(max(self.loads))} has {self.busiest:.3g} of the tokens"
+            busy = f"expert {self.loads.index(max(self.loads))} gets {100 * self.busiest:.3g} % of the tokens"
             detail = f"{busy}, {self.effective:.3g} of {len(self.loads)} experts in use, {self.k} selected"
             found.append(Finding("collapse", self.where, self.used, self.collapse, detail))
         chance = stats.poisson.sf(self.undecided - 1, self.expected) < LEVEL

@@ -80,7 +80,7 @@ class BalanceReport:
             return [Finding("balance", self.where, 0, 0, "its gradient; it reads nothing")]
         off = min(self.off[name] for name in POOLS)
         name = next((SLIPS[slip] for slip in reversed(SLIPS) if self.reads.startswith(slip)), "balance")
-        return [Finding(name, self.where, off, 1, f"times its limit from its formula; it reads {self.reads}")]
+        return [Finding(name, self.where, off, 1, f"off its formula by so many limits; it reads {self.reads}")]
 
     def _of_coefficient(self) -> list[Finding]:
         if not self.asked or self.coefficient != 0 or not self.configured > 0:

@@ -49,8 +49,7 @@ FINDINGS = {
         "smooth-prop-1",
         "the task loss gives the router no gradient at the tokens asked, or one that is not its gate's",
         "with one expert selected, take the gate from a softmax over all; with copies as experts, wait until they "
-        "differ; else look for a detached tensor, in the router or behind the experts, or for logits so far apart that "
-        "their softmax has saturated",
+        "differ; else look for a detached tensor, or for a softmax that has saturated",
     ),
     "frozen": Kind(
         "smooth-prop-1",
@@ -80,8 +79,9 @@ FINDINGS = {
     ),
     "groups": Kind(
         "book-noisy-set",
-        "the groups of experts that tokens are limited to are not those of the configuration",
-        "compare number of groups, groups kept, and what a group is valued by: its largest score, or its two largest",
+        "tokens are not limited to the groups of experts that the configuration names",
+        "compare number of groups, groups kept, and what a group is valued by: its largest score, or its two largest; "
+        "experts of other groups need minus infinity for a score, as 0 may be the largest",
     ),
     "balance": Kind(
         "book-pooled-balance",

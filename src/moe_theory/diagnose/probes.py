@@ -240,15 +240,17 @@ class GateReport:
             return [Finding("gate", self.where, self.drift, self.coarse, detail)]
         if not self.gates:
             name, off = min(self.off.items(), key=lambda pair: pair[1])
-            return [Finding("gate", self.where, off, 1, f"times its limit from the nearest, {name}")]
+            return [Finding("gate", self.where, off, 1, f"no known gate fits; {name} is off by so many limits")]
         if self.handed > 1:
-            return [Finding("gate", self.where, self.handed, 1, f"times its limit from {named}, as they are handed on")]
+            detail = f"handed on, they are off {named} by so many limits"
+            return [Finding("gate", self.where, self.handed, 1, detail)]
         if self.mixed > self.coarse:
             detail = "in a batch tokens get another output than alone"
             return [Finding("gate", self.where, self.mixed, self.coarse, detail)]
         if all(BIASED in name for name in self.gates):
             off = min(off for name, off in self.off.items() if BIASED not in name)
-            return [Finding("bias in gate", self.where, off, 1, f"times its limit from a gate without; it is {named}")]
+            detail = f"off a gate without the bias by so many limits; it is {named}"
+            return [Finding("bias in gate", self.where, off, 1, detail)]
         if not allowed:
             off = min((off for name, off in self.off.items() if self.configured.allows(name)), default=math.inf)
             return [Finding("config", self.where, off, 1, f"computed {named}, configured {self.configured}")]
@@ -275,7 +277,7 @@ class GateReport:
             detail = "the one that runs from the one of its copy"
             return [Finding("gradient", self.where, self.felt, self.coarse, detail)]
         if self.apart > 1:
-            detail = f"times its limit from that of {self.gate}"
+            detail = f"off that of {self.gate} by so many limits"
             return [Finding("gradient", self.where, self.apart, 1, detail)]
         if abs(gradient - value) > NEAR * abs(value):
             detail = f"of a change of its experts' output; its own changes by {value:.4g}"

@@ -27,11 +27,13 @@ class Groups(NamedTuple):
     Attributes:
         number: of groups of M / number experts each; kept: for a token.
         worth: by how many of its largest scores, summed, a group is valued.
+        outside: score of the experts in all other groups; where it is 0, it may be the largest.
     """
 
     number: int
     kept: int
     worth: int = 2
+    outside: float = -math.inf
 
 
 class Rule(NamedTuple):
@@ -55,8 +57,8 @@ class Rule(NamedTuple):
     def of(
         self, h: Float[Tensor, "n M"], rounding: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, "n M"], Float[Tensor, " n"]]:
-        """The numbers of which the K largest are selected, minus infinity outside of a token's groups, and how far
-        rounding may move them; more than any gap where it decides which groups those are.
+        """The numbers of which the K largest are selected, and how far rounding may move them; more than any gap where
+        it decides which groups a token has.
 
         Args:
             h: logits in float64; rounding: of the logits of each token.
@@ -73,13 +75,13 @@ class Rule(NamedTuple):
             off = off + torch.finfo(self.half).eps * s.abs().amax(1)
         if self.groups is None:
             return s, off
-        number, kept, worth = self.groups
+        number, kept, worth, outside = self.groups
         value = s.unflatten(1, (number, -1)).topk(worth, -1).values.sum(-1)
         inside = topk_set(value, kept)
         lead = value.masked_fill(~inside, math.inf).amin(1) - value.masked_fill(inside, -math.inf).amax(1)
         inside = inside.repeat_interleave(s.shape[1] // number, 1)
         any_gap = 2 * s.abs().amax(1) + 1
-        return s.masked_fill(~inside, -math.inf), torch.where(lead <= 2 * worth * off, any_gap, off)
+        return s.masked_fill(~inside, outside), torch.where(lead <= 2 * worth * off, any_gap, off)
 
     def resolution(self, h: Float[Tensor, "n M"], dtype: torch.dtype) -> torch.dtype | Float[Tensor, "n M"]:
         """In which the numbers that it compares are rounded: those of logits by their format, of scores by widths."""
@@ -162,13 +164,15 @@ def _slips(
     """What may have been done in place of the rules of a router, by the finding that it is."""
     halves = [] if bias is None else [bias.to(half).to(bias) for half in (torch.bfloat16, torch.float16)]
     lost = [] if bias is None else rules(None, groups, scores)
-    other = [] if groups is None else [None, *(groups._replace(worth=w) for w in (1, 2))]
-    regrouped = [Rule(score, bias, g) for score, g in product(scores, other)]
+    regrouped: list[Rule] = []
+    valued = [None] if groups is None else [groups._replace(worth=w) for w in (1, 2)]
     if groups is not None:
+        other = [None, *valued, *(g._replace(outside=0.0) for g in valued)]
+        regrouped = [Rule(score, bias, g) for score, g in product(scores, other)]
         numbers = [n for n in range(2, experts // 2 + 1) if experts % n == 0]
         kept = [Groups(n, some, w) for n in numbers for some in range(1, n) for w in (1, 2)]
         regrouped += [Rule(score, bias, g) for score, g in product(scores, kept)]
-    full = [Rule(score, bias, g) for score in scores for g in ([None] if groups is None else other[1:])]
+    full = [Rule(score, bias, g) for score, g in product(scores, valued)]
     return [
         ("bias rounded", [rule for half in halves for rule in rules(half, groups, scores)]),
         ("bias lost", lost),
@@ -201,7 +205,7 @@ def half_precision(bias: Float[Tensor, " M"]) -> torch.dtype | None:
     mantissa = torch.frexp(bias.double()).mantissa
     for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11)):
         fits, plain = (whole(mantissa * 2.0**b) for b in (bits, 5))
-        if bool(fits.all()) and int((~plain).sum()) >= 3:
+        if bool(fits.all()) and not bool(plain.all()):
             return dtype
     return None
 
