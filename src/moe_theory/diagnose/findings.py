@@ -23,7 +23,7 @@ FINDINGS = {
     "gate": Kind(
         "book-diagnose-faults",
         "the layer's output is that of no known gate on its own logits",
-        "compare the numbers of the experts and their gates where they are handed on",
+        "compare the numbers of the experts and their gates where they are handed on, and look for a temperature",
     ),
     "bias in gate": Kind(
         "book-diagnose-faults",
@@ -74,8 +74,8 @@ FINDINGS = {
     ),
     "scores rounded": Kind(
         "book-noisy-set",
-        "the scores are rounded to half precision before experts are selected, and ties are broken by number",
-        "compute scores and selection in single precision, and round the gates afterwards",
+        "scores are rounded, to half precision or to 0, before experts are selected, and ties are broken by number",
+        "select by the logits or by scores in single precision, and round the gates afterwards",
     ),
     "groups": Kind(
         "book-noisy-set",
@@ -102,11 +102,11 @@ FINDINGS = {
     "unused": Kind(
         "book-pooled-balance",
         "a balancing loss is configured, and a training step does not add it",
-        "switch output_router_logits on, in the configuration or the call",
+        "switch output_router_logits on in the call; some families read it in the configuration, too",
     ),
     "dropped": Kind(
         "chen-eq-6.1",
-        "tokens pass the layer without an expert",
+        "tokens pass the layer with fewer experts than others, or without one",
         "raise the capacity, or balance the load",
     ),
     "capacity": Kind(

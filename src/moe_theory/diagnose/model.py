@@ -15,7 +15,7 @@ from moe_theory.diagnose.arrays import RouterStream, checked_label
 from moe_theory.diagnose.balance import configured_coefficient, has_loss, probe_balance
 from moe_theory.diagnose.batches import Batch, arguments_of, checked, first_of, real_tokens
 from moe_theory.diagnose.findings import Finding
-from moe_theory.diagnose.probes import Configured, probe_gates
+from moe_theory.diagnose.probes import MIXER, Configured, GateReport, probe_gates
 from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.selection import SCORES, Rule
 from moe_theory.diagnose.traces import Layer, Pair, Trace, layers_of, left_out, unwrapped
@@ -83,7 +83,7 @@ def diagnose(
     if step and not balance and has_loss(model) and configured_coefficient(model) > 0:
         of_model.append(Finding("unused", "model", 0, configured_coefficient(model), "it has no balancing loss"))
     of_model += [f for layer in layers for f in _capacity(model, layer, seen[layer.name], k[layer.name], first)]
-    unasked = _unasked(model, layers, first, step=step, balance=bool(balance))
+    unasked = _unasked(model, layers, gates.values(), first, step=step, balance=bool(balance))
     return Report(routers, gates, balance, of_model, left_out(model, layers), unasked)
 
 
@@ -125,7 +125,9 @@ def _capacity(model: Any, layer: Layer, trace: Trace, k: int, batch: Batch) -> l
     return [Finding("capacity", layer.name, busiest, limit, f"tokens of {of}")] if busiest > limit else []
 
 
-def _unasked(model: nn.Module, layers: list[Layer], batch: Batch, *, step: bool, balance: bool) -> list[str]:
+def _unasked(
+    model: nn.Module, layers: list[Layer], gates: Iterable[GateReport], batch: Batch, *, step: bool, balance: bool
+) -> list[str]:
     """The questions that were not put, each with what it takes to put it."""
     mask = batch.get("attention_mask")
     padded = isinstance(mask, Tensor) and not bool(mask.bool().all())
@@ -136,6 +138,8 @@ def _unasked(model: nn.Module, layers: list[Layer], batch: Batch, *, step: bool,
         found.append("whether the balancing loss counts padding: hand over a batch that has some")
     if any(isinstance(layer.block, Pair) for layer in layers):
         found.append("what lies behind the experts: these blocks are part of a decoder's layer")
+    if any(gate.gates == (MIXER,) for gate in gates):
+        found.append("what gradient the router gets: these gates come from a sampler, with a gradient of its own")
     if any(layer.idle_bias for layer in layers):
         found.append("whether the bias that selects was trained: it is 0 everywhere, as before training or when lost")
     return [
