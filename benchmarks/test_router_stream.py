@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from moe_theory.diagnose import RouterStream
-from moe_theory.theory.smoothing import keep_probability
+from moe_theory.theory.kept_sets import keep_probability
 
 SIZES = [(8, 2), (64, 8), (256, 8)]
 TOKENS, ASKED, ROUNDS = 65_536, 1_000, 5

@@ -12,7 +12,8 @@ from moe_theory.diagnose.arrays import linear_logits, roundings
 from moe_theory.diagnose.balance import POOLS, BalanceReport, _reads, balance_loss
 from moe_theory.diagnose.probes import nearest_experts
 from moe_theory.models.rules import topk_set
-from moe_theory.theory.smoothing import keep_probability, route_probabilities
+from moe_theory.theory.kept_sets import keep_probability
+from moe_theory.theory.smoothing import route_probabilities
 
 DOUBLE = torch.float64
 pytestmark = pytest.mark.usefixtures("what_an_older_library_does_not_serve_is_skipped")

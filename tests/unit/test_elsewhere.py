@@ -26,7 +26,7 @@ from moe_theory.models.mixture import MixingMeasure, draw_measure, jacobian, reg
 from moe_theory.models.routers import ROUTERS, CosineRouter, LinearRouter, PerturbedCosineRouter
 from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.tasks.patches import PatchTask
-from moe_theory.theory import concentration, gates, single_expert, smoothing, threshold
+from moe_theory.theory import concentration, gates, kept_sets, single_expert, smoothing, threshold
 from moe_theory.theory import plackett_luce as pl
 from moe_theory.theory import router_gradient as rg
 from moe_theory.training import train_patch_moe, train_single_expert
@@ -205,7 +205,7 @@ CALLS = {
         smoothing.route_probabilities(to(real(5, 4)), noise, 0.7) for noise in ("uniform", "gaussian")
     ],
     "their slopes": lambda to: [smoothing.local_lipschitz(to(real(5, 4)), noise) for noise in ("uniform", "gaussian")],
-    "kept": lambda to: smoothing.keep_probability(to(real(5, 4)), 2, scale=0.5),
+    "kept": lambda to: kept_sets.keep_probability(to(real(5, 4)), 2, scale=0.5),
     "jumps": lambda to: gates.jumps_at_ties(2, softmax_topk, to(real(5, 4)), to(real(5, 4, 2))),
     "inclusion": lambda to: [
         f(to(real(5)), 2) for f in (pl.inclusion_by_orders, pl.inclusion_by_sets, pl.inclusion_by_quadrature)

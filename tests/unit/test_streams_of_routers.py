@@ -17,7 +17,7 @@ from moe_theory.diagnose.tallies import ASKED, EDGES, Pairs, expected_within, in
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.models.rules import topk_set
 from moe_theory.theory import smoothing
-from moe_theory.theory.smoothing import keep_probability
+from moe_theory.theory.kept_sets import keep_probability
 
 DOUBLE = torch.float64
 

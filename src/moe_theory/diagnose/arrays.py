@@ -28,7 +28,8 @@ from moe_theory.diagnose.tallies import (
     table_dispatch,
 )
 from moe_theory.measure.tables import effective_experts
-from moe_theory.theory.smoothing import _one_thread, keep_probability
+from moe_theory.theory.kept_sets import keep_probability
+from moe_theory.theory.smoothing import _one_thread
 
 #: Tokens that are looked at together: what is computed of them stays in the cache.
 ROWS = 1 << 14

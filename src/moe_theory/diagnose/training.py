@@ -27,7 +27,7 @@ from moe_theory.diagnose.selection import Rule, rule_of, widths
 from moe_theory.diagnose.tiny import library
 from moe_theory.diagnose.traces import NUMBERS, Layer, _values, layers_of, unwrapped
 from moe_theory.measure.tables import effective_experts
-from moe_theory.theory.smoothing import keep_probability
+from moe_theory.theory.kept_sets import keep_probability
 
 #: Tokens from which it is read by which numbers a router selects.
 TOKENS = 512
