@@ -711,6 +711,9 @@ def _shared_part(site: Site, a: Float[Tensor, "n d"], b: Float[Tensor, "n d"], n
     if not b.any():
         return Part(site.where, "shared", value, bound, "lost")
     ratio = (a * b).sum(1, keepdim=True) / a.square().sum(1, keepdim=True).clamp(min=TINY)
+    factor = float((a * b).sum() / a.square().sum().clamp(min=TINY))
+    if _apart(factor * a, b, noise, limit)[0] <= bound:
+        return Part(site.where, "shared", value, bound, f"times {factor:.3g}")
     if _apart(ratio * a, b, noise, limit)[0] <= bound:
         says = f"times {float(ratio.min()):.3g} to {float(ratio.max()):.3g}, by token"
         return Part(site.where, "shared gate", value, bound, says)
