@@ -12,12 +12,12 @@ from scipy import stats
 
 from moe_theory.diagnose import RouterStream, diagnose_choices, diagnose_router
 from moe_theory.diagnose import arrays as module
-from moe_theory.diagnose.arrays import kept_gap, linear_logits, spacing
+from moe_theory.diagnose.arrays import linear_logits, spacing
 from moe_theory.diagnose.tallies import ASKED, EDGES, Pairs, expected_within, in_bins, table_dispatch, table_entropy
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.models.rules import topk_set
 from moe_theory.theory import smoothing
-from moe_theory.theory.kept_sets import keep_probability
+from moe_theory.theory.kept_sets import keep_probability, kept_gap
 
 DOUBLE = torch.float64
 

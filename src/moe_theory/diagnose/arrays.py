@@ -28,7 +28,7 @@ from moe_theory.diagnose.tallies import (
     table_dispatch,
 )
 from moe_theory.measure.tables import effective_experts
-from moe_theory.theory.kept_sets import keep_probability
+from moe_theory.theory.kept_sets import gap_of, keep_probability
 from moe_theory.theory.smoothing import _one_thread
 
 #: Tokens that are looked at together: what is computed of them stays in the cache.
@@ -530,16 +530,6 @@ def checked_label(name: str, label, tokens: int) -> Int[Tensor, " n"]:
         least = f", the least of them {label.min()}" if label.dtype.is_signed and not label.is_complex() else ""
         raise ValueError(f"labels: expected integers >= 0 for {name!r}, got {label.dtype}{least}")
     return label
-
-
-def kept_gap(h: Float[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
-    """By how much the last of the k selected logits leads the first rejected one; infinite if none is rejected."""
-    return gap_of(h.topk(min(k + 1, h.shape[1]), 1).values, k)
-
-
-def gap_of(top: Float[Tensor, "n top"], k: int) -> Float[Tensor, " n"]:
-    """The same from the k + 1 largest, or the k where there are no more."""
-    return top[:, k - 1] - top[:, k] if top.shape[1] > k else torch.full_like(top[:, 0], math.inf)
 
 
 def linear_logits(

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from moe_theory.diagnose.arrays import kept_gap
 from moe_theory.diagnose.findings import Finding
 from moe_theory.diagnose.selection import SCORES, Rule, half_precision, rule_of
 from moe_theory.diagnose.traces import INPUTS, TINY, Layer, Trace
 from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.streams import torch_stream
+from moe_theory.theory.kept_sets import kept_gap
 
 #: Tokens at which a layer is probed, one by one.
 PROBES = 8

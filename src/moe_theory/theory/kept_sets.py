@@ -82,3 +82,13 @@ def _keeps(
         factors = torch.special.ndtr(sign * (node * ratio + lead))
         total += weight * torch.lerp(factors, torch.ones_like(factors), itself).prod(-1).sum(-1)
     return total
+
+
+def kept_gap(h: Float[Tensor, "n M"], k: int) -> Float[Tensor, " n"]:
+    """By how much the last of the k selected logits leads the first rejected one; infinite if none is rejected."""
+    return gap_of(h.topk(min(k + 1, h.shape[1]), 1).values, k)
+
+
+def gap_of(top: Float[Tensor, "n top"], k: int) -> Float[Tensor, " n"]:
+    """The same from the k + 1 largest, or the k where there are no more."""
+    return top[:, k - 1] - top[:, k] if top.shape[1] > k else torch.full_like(top[:, 0], math.inf)
