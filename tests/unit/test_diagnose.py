@@ -222,13 +222,13 @@ def test_arrays_of_numpy_and_biases_are_taken():
 @pytest.mark.parametrize("scale", [0.003, 0.1, 3.0])
 def test_logits_far_from_the_gap_may_be_left_out(M, k, scale, monkeypatch):
     """With ties, too: the same probability as with all of them."""
-    from moe_theory.theory import smoothing
+    from moe_theory.theory import kept_sets
 
     h = randn(60, M)
     h[:20] = h[:20].round(decimals=1)
     h[:2] = 0
     near = keep_probability(h, k, scale=scale)
-    monkeypatch.setattr(smoothing, "FAR", torch.inf)
+    monkeypatch.setattr(kept_sets, "FAR", torch.inf)
     assert (near - keep_probability(h, k, scale=scale)).abs().max() < 1e-12
 
 

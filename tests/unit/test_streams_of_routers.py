@@ -16,7 +16,7 @@ from moe_theory.diagnose.arrays import linear_logits, spacing
 from moe_theory.diagnose.tallies import ASKED, EDGES, Pairs, expected_within, in_bins, table_dispatch, table_entropy
 from moe_theory.measure.dispatch import dispatch_entropy
 from moe_theory.models.rules import topk_set
-from moe_theory.theory import smoothing
+from moe_theory.theory import kept_sets
 from moe_theory.theory.kept_sets import keep_probability, kept_gap
 
 DOUBLE = torch.float64
@@ -119,8 +119,8 @@ def test_it_runs_on_one_thread_and_leaves_the_setting_as_it_was(monkeypatch):
 
 
 def test_the_probability_to_be_kept_is_computed_on_one_thread(monkeypatch):
-    seen, before, keeps = [], torch.get_num_threads(), smoothing._keeps
-    monkeypatch.setattr(smoothing, "_keeps", lambda *a: seen.append(torch.get_num_threads()) or keeps(*a))
+    seen, before, keeps = [], torch.get_num_threads(), kept_sets._keeps
+    monkeypatch.setattr(kept_sets, "_keeps", lambda *a: seen.append(torch.get_num_threads()) or keeps(*a))
     try:
         torch.set_num_threads(2)
         keep_probability(randn(10, 3), 1, scale=1.0)

@@ -164,15 +164,15 @@ def _slips(
     """What may have been done in place of the rules of a router, by the finding that it is."""
     halves = [] if bias is None else [bias.to(half).to(bias) for half in (torch.bfloat16, torch.float16)]
     lost = [] if bias is None else rules(None, groups, scores)
+    valued = [] if groups is None else [groups._replace(worth=w) for w in (1, 2)]
     regrouped: list[Rule] = []
-    valued = [None] if groups is None else [groups._replace(worth=w) for w in (1, 2)]
     if groups is not None:
         other = [None, *valued, *(g._replace(outside=0.0) for g in valued)]
         regrouped = [Rule(score, bias, g) for score, g in product(scores, other)]
         numbers = [n for n in range(2, experts // 2 + 1) if experts % n == 0]
         kept = [Groups(n, some, w) for n in numbers for some in range(1, n) for w in (1, 2)]
         regrouped += [Rule(score, bias, g) for score, g in product(scores, kept)]
-    full = [Rule(score, bias, g) for score, g in product(scores, valued)]
+    full = [Rule(score, bias, g) for score, g in product(scores, valued or [None])]
     return [
         ("bias rounded", [rule for half in halves for rule in rules(half, groups, scores)]),
         ("bias lost", lost),
