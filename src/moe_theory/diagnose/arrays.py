@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from moe_theory import _validate as check
-from moe_theory.diagnose.findings import LEVEL, Finding
+from moe_theory.diagnose.findings import COLLAPSE, LEVEL, Finding
 from moe_theory.diagnose.gauge import gauge_share
 from moe_theory.diagnose.tallies import (
     EDGES,
@@ -73,7 +73,7 @@ class RouterReport:
     misled: float
     gauge: float
     dispatch: dict[str, Dispatch] = field(default_factory=dict)
-    collapse: float = 0.1
+    collapse: float = COLLAPSE
     slip: str = ""
 
     @property
@@ -159,7 +159,7 @@ class RouterStream:
         ValueError: for a k outside 1..M, a noise that is not > 0, or a collapse outside [0, 1].
     """
 
-    def __init__(self, experts: int, k: int, *, noise: float = 0.01, collapse: float = 0.1, where: str = "router"):
+    def __init__(self, experts: int, k: int, *, noise: float = 0.01, collapse: float = COLLAPSE, where: str = "router"):
         if check.integer("k", k, 1) > check.integer("experts", experts, 1):
             raise ValueError(f"k: expected at most M = {experts} experts, got {k}")
         if check.not_negative("collapse", collapse) > 1:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 #: Decisions that chance could bring about are taken at this level.
 LEVEL = 1e-6
 
+#: Share of the experts beyond the k of a collapsed router in use below which a collapse is found, by default.
+COLLAPSE = 0.1
+
 
 class Kind(NamedTuple):
     """A kind of finding.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 from moe_theory.diagnose.arrays import RouterStream
+from moe_theory.diagnose.findings import COLLAPSE
 from moe_theory.diagnose.probes import Configured, probe_gates
 from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.selection import Groups
@@ -176,7 +177,7 @@ def diagnose_layer(
     bias: Float[Tensor, " M"] | None = None,
     groups: Groups | None = None,
     noise: float = 0.01,
-    collapse: float = 0.1,
+    collapse: float = COLLAPSE,
     seed: int = 0,
 ) -> Report:
     """Looks into a mixture layer of one's own: which gate it computes, and what gradient its router gets.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from moe_theory.diagnose.arrays import RouterStream, checked_label
 from moe_theory.diagnose.balance import configured_coefficient, has_loss, probe_balance
 from moe_theory.diagnose.batches import Batch, arguments_of, checked, first_of, real_tokens
-from moe_theory.diagnose.findings import Finding
+from moe_theory.diagnose.findings import COLLAPSE, Finding
 from moe_theory.diagnose.probes import MIXER, Configured, GateReport, probe_gates
 from moe_theory.diagnose.report import Report
 from moe_theory.diagnose.selection import SCORES, Rule
@@ -27,7 +27,7 @@ def diagnose(
     *,
     labels: Mapping[str, Callable[[Batch], Int[Tensor, "s t"]]] | None = None,
     noise: float = 0.01,
-    collapse: float = 0.1,
+    collapse: float = COLLAPSE,
     seed: int = 0,
 ) -> Report:
     """Looks into the mixture layers of a model of transformers.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe_theory import _validate as check
 from moe_theory.diagnose.arrays import RouterStream, linear_logits
+from moe_theory.diagnose.findings import COLLAPSE
 from moe_theory.diagnose.report import Report
 
 #: What is taken beside tensors, if its entries are numbers.
@@ -28,7 +29,7 @@ def diagnose_router(
     b: Float[Tensor, " M"] | Rows | None = None,
     resolution: torch.dtype | float | Tensor | None = None,
     noise: float = 0.01,
-    collapse: float = 0.1,
+    collapse: float = COLLAPSE,
     seed: int = 0,
 ) -> Report:
     """What a router does, from its logits alone; for several batches see `RouterStream`.
@@ -83,7 +84,7 @@ def diagnose_choices(
     experts: int,
     *,
     labels: Mapping[str, Tensor] | None = None,
-    collapse: float = 0.1,
+    collapse: float = COLLAPSE,
     seed: int = 0,
 ) -> Report:
     """What routers do, from the experts chosen alone, as servers write them; for several batches see `RouterStream`.

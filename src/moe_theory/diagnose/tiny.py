@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from moe_theory import _validate as check
 from moe_theory.diagnose.families import COMMON, EXPERTS, HIDDEN, SWITCH, SYMBOLS, draw_weights, library, serves
+from moe_theory.diagnose.findings import COLLAPSE
 from moe_theory.diagnose.traces import Layer, layers_of
 from moe_theory.models.rules import topk_set
 from moe_theory.streams import torch_stream
@@ -340,8 +341,8 @@ CONTROLS = {
 def expected(fault: Fault, model: nn.Module, batches: list[dict[str, Tensor]]) -> frozenset[str]:
     """What is to be found in a broken model.
 
-    A configuration that does not name a gate cannot be contradicted, and a random router may pass an expert by without
-    any fault: whether it does is counted in the largest logits that the model itself returns.
+    A configuration that does not name a gate cannot be contradicted, and a random router may pass an expert by, or
+    send most tokens to one, without any fault: both are counted in the largest logits that the model itself returns.
     """
     silent = getattr(model.config, "norm_topk_prob", None) is None
     found = fault.found - {"config"} if silent else fault.found
@@ -351,6 +352,10 @@ def expected(fault: Fault, model: nn.Module, batches: list[dict[str, Tensor]]) -
     for name in names:
         for layer in zip(*(output[name] for output in outputs), strict=True):
             chosen = torch.cat([topk_set(h.flatten(0, -2), k) for h in layer])
-            if not chosen.any(0).all():
+            loads = chosen.double().sum(0)
+            in_use = loads.sum() ** 2 / loads.square().sum()
+            if not loads.all():
                 found = found | {"dead"}
+            if in_use - k < COLLAPSE * (len(loads) - k):
+                found = found | {"collapse"}
     return found
