@@ -9,6 +9,7 @@ from public_reports import (
     GPT_OSS,
     Case,
     coarse,
+    coarse_bias,
     drawn,
     fine,
     gates,
@@ -18,6 +19,7 @@ from public_reports import (
     loss_of,
     names,
     of,
+    padding_counted,
     pair,
     randn,
     selects,
@@ -41,11 +43,7 @@ def biased_gates(model: nn.Module) -> None:
         layer.router.register_forward_hook(hook)
 
 
-def coarse_bias(router: nn.Module, h: Tensor) -> Tensor:
-    return (h.sigmoid() + router.e_score_correction_bias.bfloat16()).topk(router.top_k).indices
-
-
-def without_bias(layer) -> None:
+def zero_bias(layer) -> None:
     layer.router.e_score_correction_bias.zero_()
 
 
@@ -54,25 +52,18 @@ def coarse_scores(h: Tensor, g: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tens
     return h, (kept / kept.sum(1, keepdim=True)).float(), numbers
 
 
-def kept_probabilities(_, h, M, k, mask=None) -> Tensor:
-    """Mean probabilities over the tokens that an expert was selected by, not over all."""
-    p = torch.cat([*h]).softmax(-1)
-    sent = torch.zeros_like(p).scatter(-1, p.topk(k).indices, 1.0)
-    return M * (sent.mean(0) * (sent * p).sum(0) / sent.sum(0).clamp(min=1)).sum()
-
-
 def kept_only(_, h, M, k, mask=None) -> Tensor:
-    """The sum over kept probabilities, of loads that count every selection."""
+    """Mean probabilities count a token for the experts that it selects only."""
     p = torch.cat([*h]).softmax(-1)
     sent = torch.zeros_like(p).scatter(-1, p.topk(k).indices, 1.0)
     return M * (sent.mean(0) * (sent * p).mean(0)).sum()
 
 
-def flat(_, h, M, k, mask=None) -> Tensor:
-    """Means over experts are taken one by one, so that loads and probabilities do not meet."""
-    p = torch.cat([*h]).softmax(-1)
-    sent = torch.zeros_like(p).scatter(-1, p.topk(k).indices, 1.0)
-    return M**2 * sent.mean() * p.square().mean()
+def mean_of_kept(_, h, M, k, mask=None) -> Tensor:
+    """The probabilities of each token's kept experts, which sum to 1, are averaged over these experts."""
+    kept, numbers = torch.cat([*h]).topk(k)
+    sent = torch.zeros(len(kept), M).scatter(-1, numbers, 1.0)
+    return M**2 * (sent.mean(0) * kept.softmax(-1).mean(-1)[:, None]).mean()
 
 
 def one_probability(model: nn.Module) -> None:
@@ -102,11 +93,6 @@ def down_the_other_way(layer) -> None:
 def left_at_random(layer) -> None:
     for p in layer.experts.parameters():
         p.copy_(randn(*p.shape, seed=7) / p.shape[-1] ** 0.5)
-
-
-def all_as_the_first(layer) -> None:
-    for p in layer.experts.parameters():
-        p.copy_(p[:1].expand_as(p))
 
 
 def led_by(lead: float):
@@ -176,12 +162,12 @@ KNOWN = [
         "a converter writes zeros for the bias that selects",
         "compare",
         pair(v3(bias=(0.0, 0.2)), v3(bias=(0.0, 0.2))),
-        pair(v3(bias=(0.0, 0.2)), v3(weights(without_bias), bias=(0.0, 0.2))),
+        pair(v3(bias=(0.0, 0.2)), v3(weights(zero_bias), bias=(0.0, 0.2))),
         names("bias"),
     ),
     Case(
-        GITHUB + "dinerburger/mlxcel/issues/391",
-        "OLMoE: kept gates are divided by their sum, which the configuration denies",
+        GITHUB + "lablup/mlxcel/pull/391",
+        "OLMoE: the softmax is taken over the kept logits only, so that gates sum to 1, which the configuration denies",
         "model",
         of("OLMoE"),
         of("OLMoE", gates(lambda h, g, e: g / g.sum(1, keepdim=True))),
@@ -204,7 +190,7 @@ KNOWN = [
         names("gradient", "config"),
     ),
     Case(
-        GITHUB + "ViperEkura/AstrAI/issues/57",
+        GITHUB + "ViperEkura/AstrAI/pull/57",
         "probabilities are rounded to bf16 before the selection",
         "model",
         of("Qwen3-MoE", num_experts=64, k=8),
@@ -221,26 +207,18 @@ KNOWN = [
     ),
     Case(
         GITHUB + "huggingface/transformers/issues/28021",
-        "probabilities are averaged over those kept only",
+        "probabilities are taken over the kept logits, and averaged over these: the loss is constant",
+        "model",
+        of("Mixtral"),
+        of("Mixtral", loss_of(mean_of_kept)),
+        names("balance"),
+    ),
+    Case(
+        GITHUB + "paiml/aprender/pull/2162",
+        "mean probabilities are taken over the experts selected, not over all",
         "model",
         of("Mixtral"),
         of("Mixtral", loss_of(kept_only)),
-        names("balance"),
-    ),
-    Case(
-        GITHUB + "huggingface/transformers/issues/28255",
-        "the balancing loss is no sum of loads times probabilities, and nearly constant",
-        "model",
-        of("Mixtral"),
-        of("Mixtral", loss_of(flat)),
-        names("balance"),
-    ),
-    Case(
-        GITHUB + "paiml/aprender/issues/2162",
-        "mean probabilities are those over an expert's own tokens",
-        "model",
-        of("Mixtral"),
-        of("Mixtral", loss_of(kept_probabilities)),
         names("balance"),
     ),
     Case(
@@ -248,7 +226,7 @@ KNOWN = [
         "the balancing loss counts padding",
         "model",
         of("Qwen2-MoE", batches=half_padding),
-        of("Qwen2-MoE", loss_of(lambda own, h, M, k, mask=None: own(h, M, k)), batches=half_padding),
+        of("Qwen2-MoE", padding_counted, batches=half_padding),
         names("padding"),
     ),
     Case(
@@ -256,7 +234,7 @@ KNOWN = [
         "the same, where the mask is at hand and not handed on",
         "model",
         of("Qwen3-MoE", batches=half_padding),
-        of("Qwen3-MoE", loss_of(lambda own, h, M, k, mask=None: own(h, M, k)), batches=half_padding),
+        of("Qwen3-MoE", padding_counted, batches=half_padding),
         names("padding"),
     ),
     Case(
@@ -264,7 +242,7 @@ KNOWN = [
         "the same in training on packed sequences",
         "model",
         of("OLMoE", batches=half_padding),
-        of("OLMoE", loss_of(lambda own, h, M, k, mask=None: own(h, M, k)), batches=half_padding),
+        of("OLMoE", padding_counted, batches=half_padding),
         names("padding"),
     ),
     Case(
@@ -304,7 +282,7 @@ KNOWN = [
     ),
     Case(
         GITHUB + "NVIDIA-NeMo/Megatron-Bridge/issues/1716",
-        "experts of several devices are gathered in another order",
+        "experts of several devices are not gathered rightly; here: in another order",
         "compare",
         pair(drawn("GptOss", **GPT_OSS), drawn("GptOss", **GPT_OSS)),
         pair(drawn("GptOss", **GPT_OSS), drawn("GptOss", weights(next_expert), **GPT_OSS)),
@@ -319,7 +297,7 @@ KNOWN = [
         names("shared gate"),
     ),
     Case(
-        GITHUB + "InternLM/lmdeploy/issues/3491",
+        GITHUB + "InternLM/lmdeploy/pull/3491",
         "the same in a server: answers differ from those of the original",
         "compare",
         pair(of("Qwen2-MoE"), of("Qwen2-MoE")),
@@ -341,14 +319,6 @@ KNOWN = [
         logits(fine, 8),
         logits(coarse, 8),
         names("selection"),
-    ),
-    Case(
-        GITHUB + "huggingface/transformers/issues/29814",
-        "a mixture is made of copies of one dense model: the router learns nothing until they differ",
-        "model",
-        of("Mixtral"),
-        of("Mixtral", weights(all_as_the_first)),
-        names("twins", "gradient"),
     ),
     Case(
         GITHUB + "NVIDIA/Megatron-LM/issues/1330",
