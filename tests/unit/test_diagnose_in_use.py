@@ -389,6 +389,24 @@ def test_a_model_is_read_from_a_folder(stored, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_the_first_layers_are_those_of_each_stack(tiny, tmp_path, capsys):
+    """Of encoder and decoder; where no layer of one has experts, its loss cannot be computed, and the rest is read."""
+    sizes = {"num_layers": 4, "num_decoder_layers": 4, "num_sparse_decoder_layers": 2}
+    tiny.tiny("Switch", **sizes, num_sparse_encoder_layers=2).save_pretrained(tmp_path / "both")
+    tiny.tiny("Switch", **sizes, num_sparse_encoder_layers=4).save_pretrained(tmp_path / "one")
+    for name, layers, stacks in (("both", "2", ["encoder", "decoder"]), ("one", "1", ["encoder"])):
+        status = main([str(tmp_path / name), "--layers", layers, "--json"])
+        told = json.loads(capsys.readouterr().out)
+        assert [layer["where"].partition(".")[0] for layer in told["layers"]] == stacks
+        assert status == int(bool(told["found"]))
+    assert [f["name"] for f in told["findings"] if "cannot be computed" in f["detail"]] == ["balance"]
+    assert main([str(tmp_path / "both"), "--layers", "5"]) == 2
+    assert "--layers: expected 1 to 4, got 5" in capsys.readouterr().err
+    assert main([str(tmp_path / "both"), "--layers", "1"]) == 2
+    assert "expected mixture layers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -31,6 +31,9 @@ nach Hamburg hält heute nicht in Celle. She asked what it would cost, and wheth
 #: Symbols in a sequence, and sequences of random symbols where there is no tokenizer.
 LENGTH, SEQUENCES = 512, 4
 
+#: What a configuration calls the numbers of its layers.
+STACKS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+
 #: How a name begins that stands for one of the small models of `tiny`, and the names of files end that hold an array.
 TINY, ENDINGS = "tiny:", (".npy", ".npz", ".pt", ".safetensors")
 
@@ -156,14 +159,21 @@ def _model(target: str, layers: int | None) -> nn.Module:
     config = auto.AutoConfig.from_pretrained(target)
     text = config.get_text_config()
     if layers is not None:
-        if not 0 < layers <= text.num_hidden_layers:
-            raise ValueError(f"--layers: expected 1 to {text.num_hidden_layers}, got {layers}")
-        for name in ("layer_types", "mlp_layer_types"):  # a list with a word for each layer
-            if getattr(text, name, None) is not None:
-                setattr(text, name, getattr(text, name)[:layers])
-        text.num_hidden_layers = layers
+        _cut(text, layers)
     kind = auto.AutoModelForSeq2SeqLM if config.is_encoder_decoder else auto.AutoModelForCausalLM
     return kind.from_pretrained(target, config=config, dtype="auto").eval()
+
+
+def _cut(config: Any, layers: int) -> None:
+    """Leaves the first layers of each stack in a configuration."""
+    if not 0 < layers <= config.num_hidden_layers:
+        raise ValueError(f"--layers: expected 1 to {config.num_hidden_layers}, got {layers}")
+    for name in ("layer_types", "mlp_layer_types"):  # a list with a word for each layer
+        if getattr(config, name, None) is not None:
+            setattr(config, name, getattr(config, name)[:layers])
+    for name in STACKS:
+        if getattr(config, name, None) is not None:
+            setattr(config, name, min(layers, getattr(config, name)))
 
 
 def _shown(model: Any, given: Namespace) -> tuple[list[dict[str, Tensor]], str]:
