@@ -21,11 +21,11 @@ LABELS = {p: label(p.removeprefix("notebooks/").removesuffix(".html")) for p in 
 NUMBERED = [p for p in CHAPTERS if LABELS[p]]  # the others settle no claim
 
 RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process, table.book-table :is(th, td)')]
-    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror, [mathcolor=red]'))
+    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText))
     .map(e => e.innerText.slice(0, 80))"""
 #: Inline formulas whose sign, held to them, stands below them or out of sight.
 TORN = """() => [...document.querySelectorAll('article .held')].filter(e => e.offsetWidth).filter(e => {
-    const range = document.createRange(), formula = e.querySelector('mjx-container').getBoundingClientRect();
+    const range = document.createRange(), formula = e.querySelector('math').getBoundingClientRect();
     range.selectNodeContents(e.lastChild);
     return e.lastChild.data && range.getBoundingClientRect().top > formula.bottom;
 }).map(e => e.parentElement.innerText.slice(0, 80))"""
@@ -33,7 +33,7 @@ BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).
 
 
 #: Formulas and highlighted code are one element each for the check of accessibility: it takes seconds, not a minute.
-THINNED = """() => { document.querySelectorAll('mjx-container').forEach(e => e.replaceChildren());
+THINNED = """() => { document.querySelectorAll('math').forEach(e => e.replaceChildren());
     document.querySelectorAll('article pre').forEach(e => { e.textContent = e.textContent; }); }"""
 
 
@@ -69,8 +69,7 @@ def load(tab, complaints, page):
     complaints.clear()
     tab.goto((HTML / page).as_uri())
     tab.wait_for_selector("article h1")  # of where the first page leads, too: nothing is asked of a page on its way
-    tab.wait_for_function("() => document.readyState == 'complete' && !(window.MathJax && !MathJax.startup?.promise)")
-    tab.evaluate("() => window.MathJax && MathJax.startup.promise")
+    tab.wait_for_function("() => document.readyState == 'complete'")
 
 
 def opened(browser, page, width=1280, scheme="light"):
