@@ -8,6 +8,7 @@ import logging
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         with warnings.catch_warnings(action="ignore"):
             report, of = _report(given)
             _put(report, of, given)
-    except (ValueError, ImportError, OSError) as error:
+    except Exception as error:  # of whatever kind: the status of what Python ends with is that of a finding
         print(f"{asked.prog}: {_line(error)}", file=sys.stderr)
         return 2
     return int(bool(report))
@@ -88,6 +89,8 @@ def _report(given: Namespace) -> tuple[Report, str]:
     wrong = ("layers", "text") if is_file else ("k", "experts")
     if strange := [f"--{name}" for name in wrong if getattr(given, name) is not None]:
         raise ValueError(f"{', '.join(strange)}: expected {'a model' if is_file else 'a file'}, got {given.target}")
+    if given.layers is not None and given.layers < 1:
+        raise ValueError(f"--layers: expected 1 or more, got {given.layers}")
     return _of_file(given) if is_file else _of_model(given)
 
 
@@ -168,9 +171,10 @@ def _cut(config: Any, layers: int) -> None:
     """Leaves the first layers of each stack in a configuration."""
     if not 0 < layers <= config.num_hidden_layers:
         raise ValueError(f"--layers: expected 1 to {config.num_hidden_layers}, got {layers}")
-    for name in ("layer_types", "mlp_layer_types"):  # a list with a word for each layer
+    for name in ("layer_types", "mlp_layer_types", "layers_block_type"):  # a list with a word for each layer
         if getattr(config, name, None) is not None:
-            setattr(config, name, getattr(config, name)[:layers])
+            with suppress(AttributeError):  # where it follows from other entries
+                setattr(config, name, getattr(config, name)[:layers])
     for name in STACKS:
         if getattr(config, name, None) is not None:
             setattr(config, name, min(layers, getattr(config, name)))
@@ -178,21 +182,21 @@ def _cut(config: Any, layers: int) -> None:
 
 def _shown(model: Any, given: Namespace) -> tuple[list[dict[str, Tensor]], str]:
     """Batches for a model, of a sequence each, and what they are: a text, or random symbols if it has no tokenizer."""
+    text = TEXT if given.text is None else given.text.read_text(encoding="utf-8")
     try:
-        tokenizer = library().AutoTokenizer.from_pretrained(given.target)
+        numbers = torch.tensor(library().AutoTokenizer.from_pretrained(given.target)(text)["input_ids"])
+        reason = "" if len(numbers) > 1 else "its tokenizer makes nothing of a text"
     except Exception as error:  # whatever the library says about a folder without one
-        if given.text is not None:
-            raise ValueError(
-                f"--text: expected a model with a tokenizer, got {given.target}; {_line(error)}"
-            ) from error
+        numbers, reason = torch.tensor([]), _line(error)
+    if reason and given.text is not None:
+        asked = "some text" if not text.strip() else "a model with a tokenizer"
+        got = f"none in {given.text}" if not text.strip() else f"{given.target}; {reason}"
+        raise ValueError(f"--text: expected {asked}, got {got}")
+    if reason:
         symbols = model.config.get_text_config().vocab_size
         drawn = torch.randint(symbols, (SEQUENCES, 1, LENGTH // SEQUENCES), generator=torch_stream(0, "inputs"))
         parts, said = [*drawn], f"{LENGTH} random symbols, for it has no tokenizer"
     else:
-        text = TEXT if given.text is None else given.text.read_text(encoding="utf-8")
-        numbers = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.long)
-        if not len(numbers):
-            raise ValueError(f"--text: expected some text, got none in {given.text}")
         parts = [*numbers[None].split(LENGTH, 1)]
         said = f"{len(numbers)} symbols of {'a paragraph of its own' if given.text is None else given.text}"
     both = model.config.is_encoder_decoder
