@@ -35,7 +35,7 @@ def mathml(formula: str, display: bool = False) -> str:
     """
     how = {"displayMode": display, "wrap": "tex", "throwOnError": True}
     try:
-        found = str(_temml().call("temml.renderToString", formula, how))
+        found = str(_temml().call("temml.renderToString", formula, how)).replace("‾", "¯")  # which the font has
         return _broken(found) if display else found
     except JSEvalException as error:
         reason = next(filter(None, map(str.strip, str(error).splitlines())), "")

@@ -79,7 +79,7 @@ def test_a_formula_that_is_not_known_is_named():
         (r"\begin{cases}1&x>0\\0&x\le0\end{cases}", "{1x>00x≤0"),
         (r"\tfrac12\,\big(1-u/a\big)_+", "12(1−u/a)+"),
         (r"\operatorname{Cov}_l(\rho_{lm})", "Covl⁡(ρlm)"),
-        (r"\mathbb E\,\bar\pi^{\,2}", "𝔼π‾2"),
+        (r"\mathbb E\,\bar\pi^{\,2}", "𝔼π¯2"),
     ],
 )
 def test_formulas_of_the_book(formula, signs):
