@@ -26,9 +26,10 @@ HELD = re.compile(
     re.DOTALL,
 )
 
-ICON = re.compile(r'<i class="(?P<names>[^"]*\bfa-[^"]*)"(?P<rest>[^>]*)></i>')
+ICON = re.compile(r'<(?P<tag>i|span) class="(?P<names>[^"]*\bfa-[^"]*)"(?P<rest>[^>]*)></(?P=tag)>')
 DRAWN = re.compile(r'[,{]"?([a-z-]+)"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"')
-HOW = ("fa-solid", "fas", "fa-lg")  # names that say how an icon is drawn, not which
+FONT = ("fa-solid", "fas")  # names that ask for the font of icons, which has 156 kB
+SIZE = "fa-lg"
 
 #: What is replaced on every page, and by what.
 MENDED = [
@@ -66,8 +67,8 @@ def with_icons(page: str, library: str) -> str:
     """
 
     def drawn(found: re.Match) -> str:
-        names = found["names"].split()
-        icon = next(name for name in names if name.startswith("fa-") and name not in HOW)
+        names = [name for name in found["names"].split() if name not in FONT]
+        icon = next(name for name in names if name.startswith("fa-") and name != SIZE)
         if icon not in icons(library):
             raise ValueError(f"icon: expected one of Font Awesome's, got {icon}")
         attributes = re.sub(r'\s*title="[^"]*"', "", found["rest"])  # its button says it
