@@ -7,7 +7,7 @@
   function law(r, sigma, nodes) {
     const at = Array.from({ length: nodes }, (_, k) => (k + 0.5) / nodes);
     const tau = at.map(r === Infinity ? (x) => 8.5 * sigma * (2 * x - 1) : (x) => r * Math.cos(Math.PI * x));
-    const slice = (x) => Math.sin(Math.PI * x) * Explorable.normal((r * Math.sin(Math.PI * x)) / sigma);
+    const slice = (x) => Math.sin(Math.PI * x) * Explorable.mass((r * Math.sin(Math.PI * x)) / sigma);
     const p = at.map((x, k) => Math.exp(-(tau[k] ** 2) / (2 * sigma ** 2)) * (r === Infinity ? 1 : slice(x)));
     const total = p.reduce((sum, weight) => sum + weight);
     return { tau: Float64Array.from(tau), p: Float64Array.from(p, (weight) => weight / total) };
@@ -109,5 +109,118 @@
     return path;
   }
 
-  Explorable.add("two_gaussians", { formulas: { noise, drift, polar, parts, growth, edge, flow, descent } });
+  const PLANE = { norm: [0.1, 30], degrees: [0, 90] };
+  const TIME = 1e6, STEPS = 400, UNTRUNCATED = 3.1;
+  const radius = (state) => (state.radius === UNTRUNCATED ? Infinity : state.radius);
+  const inside = (w) => Math.hypot(w.m, w.s) < 1e3;
+
+  // Where the norm shrinks, as strips of the plane: at some angles, the intervals of log10(norm) with a negative growth.
+  function shrinking(lawFor) {
+    const norms = Array.from({ length: 26 }, (_, i) => -1 + (i * 2.48) / 25), strips = [];
+    for (let degrees = 1.25; degrees < 90; degrees += 2.5) {
+      const speed = norms.map((x) => growth(lawFor, 10 ** x, degrees));
+      const zero = (i) => norms[i - 1] + ((norms[i] - norms[i - 1]) * speed[i - 1]) / (speed[i - 1] - speed[i]);
+      let from = speed[0] < 0 ? norms[0] : null;
+      for (let i = 1; i <= norms.length; i += 1) {
+        const falls = i < norms.length && speed[i] < 0;
+        if (falls && from === null) from = zero(i);
+        if (!falls && from !== null) {
+          strips.push([degrees, from, i < norms.length ? zero(i) : norms.at(-1)]);
+          from = null;
+        }
+      }
+    }
+    return strips;
+  }
+
+  // Of the last noise, so that moving a start does not compute it anew.
+  let kept = {};
+  function field(state) {
+    const of = `${state.radius} ${state.sigma}`;
+    if (kept.of !== of) {
+      const lawFor = noise(radius(state), state.sigma);
+      kept = { of, lawFor, strips: shrinking(lawFor) };
+    }
+    return kept;
+  }
+
+  const begin = (state) => parts(10 ** state.norm, state.degrees);
+  const flows = (state) => flow(field(state).lawFor, begin(state), TIME, 1e-6, inside);
+  const descends = (state) => descent(field(state).lawFor, begin(state), 10 ** state.eta, STEPS, inside);
+  const place = (w) => {
+    const { norm, degrees } = polar(w);
+    return [Math.log10(norm), degrees];
+  };
+
+  // The points of a path that are some way apart in the picture, at most 12.
+  function apart(points) {
+    const far = [points[0]];
+    points.forEach((p) => {
+      const [x, y] = far.at(-1);
+      if (Math.hypot((p[0] - x) / 2.5, (p[1] - y) / 90) > 0.05 && far.length < 12) far.push(p);
+    });
+    return far.slice(1);
+  }
+
+  function draw(kit, state) {
+    const plot = kit.plot(0, {
+      x: PLANE.norm.map(Math.log10), y: PLANE.degrees, keys: 3, yticks: [0, 30, 60, 90],
+      xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
+      xlabel: "norm of the router |w|", ylabel: "angle to z (degrees)",
+    });
+    field(state).strips.forEach(([y, from, to]) => {
+      plot.area([[from, y - 1.25], [to, y - 1.25], [to, y + 1.25], [from, y + 1.25]], "muted");
+    });
+    if (radius(state) === Infinity) {
+      const angles = Array.from({ length: 90 }, (_, degrees) => degrees);
+      plot.line(angles.map((degrees) => [Math.log10(edge(state.sigma, degrees)), degrees]), "sharp", "dashed");
+      plot.dot(Math.log10(edge(state.sigma, 0)), 0, "sharp");
+    }
+    const steps = descends(state).map(place);
+    plot.line(steps, "measured", "thin");
+    apart(steps).forEach(([x, y]) => plot.dot(x, y, "measured"));
+    plot.line(flows(state).map(place), "bound");
+    plot.grip(state.norm, state.degrees, "ink", (norm, degrees) => ({ norm, degrees }));
+    plot.key([
+      ["bound", "flow"], ["measured", "descent with a fixed step", "thin"],
+      radius(state) === Infinity ? ["sharp", "|w| = 2 cos θ / σ²", "dashed"] : ["muted", "grey: the norm shrinks", "thin"],
+    ]);
+  }
+
+  const words = (w) => {
+    const { norm, degrees } = polar(w), { number } = Explorable;
+    return `norm ${number(norm, norm < 10 ? 2 : 1)} and angle ${number(degrees, degrees < 9.95 ? 1 : 0)}°`;
+  };
+
+  function readout(state) {
+    const ends = flows(state).at(-1), steps = descends(state);
+    const stops = ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
+    const bayes = radius(state) === Infinity ? `, Bayes’ router with 2/σ² = ${Explorable.number(edge(state.sigma, 0))}` : "";
+    return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(steps[1])} in its first step, and `
+      + `after ${steps.length - 1} steps has ${words(steps.at(-1))}.`;
+  }
+
+  const power = (exponent) => {
+    const value = 10 ** exponent;
+    return Explorable.number(value, value < 0.1 ? 3 : value < 10 ? 2 : 1);
+  };
+
+  Explorable.add("two_gaussians", {
+    title: "Choose where the router starts",
+    says: "Drag the start, and raise the step until descent jumps where the flow turns.",
+    shows: "The plane of norm and angle of the router, with the paths of the flow and of descent; grey where the norm shrinks.",
+    handles: [
+      { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },
+      { key: "degrees", label: "Angle at the start", min: 1, max: 89, step: 1, value: 70, text: (value) => `${value}°` },
+      { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: 0.5,
+        text: (value) => (value === UNTRUNCATED ? "∞, not truncated" : Explorable.number(value, 1)) },
+      { key: "sigma", label: "Standard deviation σ", min: 0.5, max: 1.5, step: 0.05, value: 1 },
+      { key: "eta", label: "Step size η", min: -2, max: 0.6, step: 0.05, value: -1.4, text: power },
+    ],
+    panels: 1,
+    height: 400,
+    draw,
+    readout,
+    formulas: { noise, drift, polar, parts, growth, edge, flow, descent },
+  });
 })();
