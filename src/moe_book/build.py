@@ -237,7 +237,8 @@ def stage(source: Path, config: str) -> dict:
         texts = pool.map(pages.presented, map(executed, chapters()), *shared)
         wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
-    wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
+    static = (p for p in (ROOT / "book" / "_static").rglob("*") if p.is_file())
+    wanted |= {p.relative_to(ROOT / "book").as_posix(): p.read_bytes() for p in static}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}

@@ -1,0 +1,122 @@
+"""The figures that move: their formulas against the package's, and their handles as a reader uses them.
+
+A new one is a line in `PAGES` and a function that compares its formulas.
+"""
+
+import re
+
+import numpy as np
+import pytest
+from conftest import HTML, ROOT
+from test_book import barriers, opened
+
+from moe_book.figures import COLORS
+from moe_theory.theory import smoothing
+
+STATIC = ROOT / "book" / "_static"
+#: The chapter of each.
+PAGES = {"noise": "notebooks/03_smooth_routing.html"}
+SETTINGS = 200  # random ones for each formula
+
+
+def handles(tab, name: str):
+    """What can be moved, without buttons."""
+    return tab.locator(f".explorable[data-explorable={name}] :is(input, select)").all()
+
+
+@pytest.fixture(scope="session")
+def formulas(browser):
+    """`formulas(name, expression, cases)`: the values of an expression in the formulas `f` and a case `c`."""
+    tab = browser.new_context().new_page()
+    tab.add_script_tag(path=STATIC / "explorables.js")
+    for name in PAGES:
+        tab.add_script_tag(path=STATIC / "explorables" / f"{name}.js")
+
+    def values(name, expression, cases):
+        return tab.evaluate(
+            f"([n, all]) => all.map((c) => (({{f}}) => {expression})({{f: Explorable.formulas[n]}}))", [name, cases]
+        )
+
+    yield values
+    tab.context.close()
+
+
+def agree(shown, exact):
+    """The page's numbers are the package's, to 1e-9."""
+    assert np.abs(np.asarray(shown) - np.asarray(exact)).max() < 1e-9
+
+
+def test_noise_is_that_of_the_package(formulas):
+    rng = np.random.default_rng(0)
+    cases = [
+        dict(
+            h=rng.uniform(-1, 1, rng.integers(2, 7)).tolist(),
+            law=str(rng.choice(["uniform", "gaussian"])),
+            scale=rng.uniform(0.1, 2),
+        )
+        for _ in range(SETTINGS)
+    ]
+    cases += [dict(h=[0.0] * M, law=law, scale=0.1) for M in range(2, 7) for law in ("uniform", "gaussian")]
+    for name, of in (("probability", smoothing.route_probabilities), ("slope", smoothing.local_lipschitz)):
+        shown = formulas("noise", f"c.h.map((_, m) => f.{name}(c.h, m, c.law, c.scale))", cases)
+        for case, values in zip(cases, shown, strict=True):
+            agree(values, of(case["h"], case["law"], case["scale"]))
+    agree(
+        formulas("noise", "f.kappa(c.law, c.scale)", cases),
+        [smoothing.kappa(case["law"], case["scale"]) for case in cases],
+    )
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, width, scheme):
+    """To both ends, with words that change; nothing is wider than its column, and the page stays where it is."""
+    tab, complaints = opened(browser, PAGES[name], width, scheme)
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    readout = place.locator("output")
+    tall = lambda: place.evaluate("e => [e.firstElementChild.offsetHeight, parseFloat(getComputedStyle(e).minHeight)]")  # noqa: E731
+    start = readout.inner_text()
+    assert start.endswith(".") and not re.search("NaN|undefined|Infinity", start)
+    for handle in handles(tab, name):
+        words = set()
+        for end in ("Home", "End"):
+            handle.press(end)
+            words.add(readout.inner_text())
+            height, kept = tall()
+            assert kept - 48 < height <= kept, f"the place of {name} is {height} pixels, custom.css keeps {kept} free"
+            assert tab.evaluate("() => document.documentElement.scrollWidth") <= width
+        assert len(words) == 2, handle.evaluate("e => e.parentElement.innerText")
+    label = place.locator("svg").get_attribute("aria-label")
+    assert label.endswith(readout.inner_text())
+    small = "e => [...e.querySelectorAll('svg text')].filter(t => parseFloat(getComputedStyle(t).fontSize) < 14).length"
+    assert place.evaluate(small) == 0
+    outside = """e => { const box = e.getBoundingClientRect(); return [...e.querySelectorAll('text, section :not(option)')]
+        .filter(t => !t.closest('svg') || t.tagName == 'text')
+        .filter(t => t.getBoundingClientRect().right > box.right || t.getBoundingClientRect().left < box.left)
+        .map(t => t.outerHTML.slice(0, 80)); }"""
+    assert place.evaluate(outside) == []
+    for button in place.get_by_role("button").all():  # the last one starts again
+        button.press("Enter")
+    assert readout.inner_text() == start and complaints == []
+    handles(tab, name)[0].press("End")
+    assert barriers(tab, scheme) == []
+    tab.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_book_carries_the_current_explorable(name):
+    for path in ("explorables.js", "explorables.css", f"explorables/{name}.js"):
+        assert (HTML / "_static" / path).read_bytes() == (STATIC / path).read_bytes()
+
+
+def test_colours_are_those_of_the_figures_and_in_dark_mode_as_the_filter_turns_them():
+    """`invert(0.92) hue-rotate(180deg)`, which custom.css puts on the figures."""
+    rotate = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])
+    light, dark = (STATIC / "explorables.css").read_text().split('html[data-theme="dark"]')[:2]
+    light, dark = (dict(re.findall(r"--ex-(\w+): #(\w{6})", part)) for part in (light, dark))
+    rgb = lambda text: np.array([int(text[i : i + 2], 16) for i in (0, 2, 4)]) / 255  # noqa: E731
+    for name in light.keys() - {"grid"}:
+        assert f"#{light[name]}".upper() == COLORS[name]
+        turned = (rotate @ (0.92 - 0.84 * rgb(light[name]))).clip(0, 1)
+        assert np.abs(turned - rgb(dark[name])).max() < 1 / 255
