@@ -9,10 +9,12 @@
 //             line(points, colour, style?), area(points, colour), dot(x, y, colour, open?), arrow(from, to, colour),
 //             bar(x, y, width, colour), text(x, y, words, anchor?), key([[colour, words, style?], ...]), the lines, and
 //             grip(x, y, colour, (x, y) => changes), a dot to drag; what it changes has handles, too, for the keyboard
+//   state     {key: value}, what else a state has at the start, for buttons to change
 //   readout   (state) => the result in one sentence, with its numbers
 //   formulas  {name: pure function}, for tests as Explorable.formulas[name of the explorable][name of the function]
 // Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed". A line of
-// custom.css keeps the height free. Explorable.number(value, digits) and Explorable.expert(i), a colour, help.
+// custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour, mass(x), normals(seed) and
+// remembered(function of the state) help.
 
 const Explorable = (() => {
   const NS = "http://www.w3.org/2000/svg";
@@ -39,6 +41,36 @@ const Explorable = (() => {
     const step = power * [5, 2, 1].find((m) => (high - low) / (m * power) >= 2.4);
     const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
     return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toFixed(9)));
+  }
+
+  /** The chance that a standard normal number lies between 0 and x, by a series without cancellation. */
+  function mass(x) {
+    if (Math.abs(x) > 9) return Math.sign(x) / 2;
+    let term = x, sum = x;
+    for (let k = 3; Math.abs(term) > 1e-17 * Math.abs(sum); k += 2) sum += term *= x * x / k;
+    return sum * Math.exp(-x * x / 2) / Math.sqrt(2 * Math.PI);
+  }
+
+  /** A seeded source of standard normal numbers, so that what was drawn can be had again (mulberry32; Box and Muller). */
+  function normals(seed) {
+    let at = seed >>> 0;
+    const uniform = () => {
+      at = (at + 0x6d2b79f5) >>> 0;
+      let z = Math.imul(at ^ (at >>> 15), at | 1);
+      z ^= z + Math.imul(z ^ (z >>> 7), z | 61);
+      return ((z ^ (z >>> 14)) >>> 0) / 2 ** 32;
+    };
+    return () => Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform());
+  }
+
+  /** A function of the state that keeps its last value, since a picture and its words ask for the same. */
+  function remembered(compute) {
+    let of = "", value;
+    return (state) => {
+      const now = JSON.stringify(state);
+      if (now !== of) [of, value] = [now, compute(state)];
+      return value;
+    };
   }
 
   function element(name, attributes = {}, ...children) {
@@ -242,7 +274,8 @@ const Explorable = (() => {
 
   function mount(place, name, spec) {
     const sliders = Object.fromEntries(spec.handles.filter((h) => h.step).map((h) => [h.key, h]));
-    const start = Object.fromEntries(spec.handles.filter((h) => h.key).map(({ key, value }) => [key, value]));
+    const values = spec.handles.filter((h) => h.key).map(({ key, value }) => [key, value]);
+    const start = { ...spec.state, ...Object.fromEntries(values) };
     let state = { ...start };
     const readout = element("output");
     const change = (news) => {
@@ -276,5 +309,5 @@ const Explorable = (() => {
     document.querySelectorAll(`.explorable[data-explorable="${name}"]`).forEach((place) => mount(place, name, spec));
   }
 
-  return { add, formulas, number, expert };
+  return { add, formulas, number, expert, mass, normals, remembered };
 })();

@@ -38,13 +38,13 @@
   // The unselected expert of some rank, 3 to 6 from the largest logit on.
   const ranked = (h, rank) => h.map((_, i) => i).sort((i, j) => h[j] - h[i])[rank - 1];
 
-  const seen = (state) => {
+  const seen = Explorable.remembered((state) => {
     const { h, answers } = layer(state.seed), j = ranked(h, state.rank), now = lowered(h, j, state.t);
     const ends = (gate) => [h, now].map((logits) => output(GATES[gate](logits), answers));
     return { h, answers, j, now, ends, factor: grows(h, j, state.t) };
-  };
+  });
 
-  const NAMES = { renormalized: "the renormalized gate", fullSoftmax: "the full-softmax gate" };
+  const NAMES = { renormalized: "renormalized", fullSoftmax: "full softmax" };
   const COLOURS = { renormalized: "topk_softmax", fullSoftmax: "softmax_topk" };
 
   function drawOutputs(plot, state) {
@@ -57,7 +57,7 @@
     shown.forEach(([gate, colour]) => {
       const [before, after] = ends(gate);
       plot.arrow([0, 0], after, colour);
-      plot.dot(...before, colour, true);
+      if (Math.hypot(after[0] - before[0], after[1] - before[1]) > 0.02) plot.dot(...before, colour, true);
     });
     plot.key(state.hidden && !state.said
       ? [["ink", "output F; circle: before"]]
@@ -69,26 +69,22 @@
     drawOutputs(kit.plot(0, axes), state);
     const { h, j, now } = seen(state);
     const plot = kit.plot(1, {
-      x: [0.4, 6.6], y: [-8, 4], keys: 2, xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
+      x: [0.4, 6.6], y: [-8, 4], keys: 2, xticks: [1, 2, 3, 4, 5, 6], yticks: [-8, -4, 0, 4], xlabel: "expert", ylabel: "logit",
     });
     now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference"));
-    plot.key([["measured", "selected"], ["bound", "lowered"]]);
+    plot.dot(j + 1, h[j], "bound", true);
+    plot.key([["measured", "selected"], ["bound", "lowered; circle: before"]]);
   }
 
-  const two = (value) => Explorable.number(value, 3);
-
   function readout(state) {
-    const { h, j, ends, factor } = seen(state);
-    const length = (gate) => ends(gate).map((end) => Math.hypot(...end));
-    const head = `Logit ${j + 1} is lowered by ${Explorable.number(state.t, 1)}`;
-    const change = (gate) => {
-      const [before, after] = length(gate);
-      return `from ${two(before)} to ${two(after)}`;
-    };
-    if (state.hidden && !state.said) return `${head}, and the length of F goes ${change(state.hidden)}. Which gate is it?`;
-    const both = `${head}: with the renormalized gate the length of F goes ${change("renormalized")}, with the full-softmax `
-      + `gate ${change("fullSoftmax")}, by the factor ${two(factor)}, where π of the expert is ${two(softmax(h)[j])}.`;
-    if (!state.hidden) return state.said ? `First draw a layer. ${both}` : both;
+    const { h, j, ends, factor } = seen(state), number = (value) => Explorable.number(value, 3);
+    const [before, after] = ends(state.hidden || "fullSoftmax").map((end) => number(Math.hypot(...end)));
+    const head = `Logit ${j + 1} falls by ${Explorable.number(state.t, 1)}.`;
+    if (state.hidden && !state.said) return `${head} The length of F goes from ${before} to ${after}. Which gate does that?`;
+    const full = ends("fullSoftmax").map((end) => number(Math.hypot(...end)));
+    const both = `${head} Renormalized, the length of F stays ${number(Math.hypot(...ends("renormalized")[1]))}. Full softmax, it `
+      + `goes from ${full[0]} to ${full[1]}, by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
+    if (!state.hidden) return both;
     return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
   }
 
@@ -102,11 +98,11 @@
     shows: "Left, the answers of six experts and the output of the layer as an arrow; right, the six logits, two of them selected.",
     handles: [
       { key: "t", label: "Lowered by t =", min: 0, max: 5, step: 0.1, value: 1 },
-      { key: "rank", label: "Which logit", value: "3",
-        choices: { 3: "the largest unselected", 4: "the second unselected", 5: "the third unselected", 6: "the smallest" } },
+      { key: "rank", label: "Unselected logit", value: "3",
+        choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
       { label: "Draw a layer", press: drawLayer },
-      { label: "It is renormalized", press: () => ({ said: "renormalized" }) },
-      { label: "It is full softmax", press: () => ({ said: "fullSoftmax" }) },
+      { label: "It is renormalized", press: ({ hidden }) => (hidden ? { said: "renormalized" } : {}) },
+      { label: "It is full softmax", press: ({ hidden }) => (hidden ? { said: "fullSoftmax" } : {}) },
     ],
     state: { seed: 1, hidden: "", said: "" },
     panels: 2,

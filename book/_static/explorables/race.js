@@ -62,7 +62,7 @@
   // The chance that the second racer wins a drawn race: ratio x_2 > x_1, given that two of N products are positive.
   const overtakes = (N, ratio) => (ratio <= 1 ? 0 : nearTie(N, 1 - 1 / ratio) / (1 - (N + 1) / 2 ** N));
 
-  const EDGES = { path: [-1, 3], product: [-2, 3] };  // of the picture, powers of ten
+  const EDGES = { path: [-1, 3], product: [-1.5, 3.1] };  // of the picture, powers of ten
   const LEAD_STEP = 0.01;
 
   // The starts of a state: as drawn while the handle of the lead stands where the draw put it.
@@ -93,10 +93,10 @@
     return p.x.map((xi, i) => xi + part * (q.x[i] - xi));
   }
 
-  const seen = (state) => {
+  const seen = Explorable.remembered((state) => {
     const x = starts(state), c = rates(state.racers, 2 ** state.ratio), points = course(x, c, 2000, 400);
     return { x, c, points, now: at(points, 10 ** state.path), winner: winner(x, c), limits: limits(x, c) };
-  };
+  });
 
   const fold = (factor) => `${Explorable.number(factor, factor < 10 ? 2 : 0)}-fold`;
   const share = (part) => `${Explorable.number(100 * part, part < 0.1 ? 1 : 0)} %`;
@@ -104,22 +104,23 @@
 
   function draw(kit, state) {
     const { x, points, now, winner: first, limits: ends } = seen(state), length = 10 ** state.path;
-    const powers = ([low, high]) => Array.from({ length: high - low + 1 }, (_, i) => [low + i, `${10 ** (low + i)}`]);
+    const powers = [-1, 0, 1, 2, 3].map((power) => [power, `${10 ** power}`]);
     const plot = kit.plot(0, {
-      x: EDGES.path, y: EDGES.product, keys: 3, xticks: powers(EDGES.path), yticks: powers(EDGES.product),
+      x: EDGES.path, y: EDGES.product, keys: 3, xticks: powers, yticks: powers,
       xlabel: "length of the path (in σ₀)", ylabel: "inner product (in σ₀)",
     });
-    const points_of = (i, keep) => points.filter((p) => p.length > 0 && keep(p)).map((p) => [log(p.length), log(p.x[i])]);
+    const along = (i, keep) => points.filter((p) => p.length > 0 && keep(p)).map((p) => [log(p.length), log(p.x[i])]);
     const curve = (i, colour, style) => {
       const from = [EDGES.path[0], log(x[i])], to = [state.path, log(now[i])];
-      plot.line([from, ...points_of(i, (p) => p.length < length), to], colour, style);
+      plot.line([from, ...along(i, (p) => p.length < length), to], colour, style);
     };
     x.forEach((xi, i) => { if (i > 1 && xi > 0) curve(i, "reference", "thin"); });
-    const loser = 1 - first;
-    plot.line(EDGES.path.map((at_path) => [at_path, log(ends[loser])]), loser ? "bound" : "measured", "thin dashed");
+    const loser = 1 - first, limit = log(ends[loser]);
+    plot.line(EDGES.path.map((edge) => [edge, limit]), loser ? "bound" : "measured", "thin dashed");
+    if (limit < EDGES.product[1] - 0.3) plot.text(EDGES.path[0] + 0.05, limit + 0.08, "limit", "start");
     [[1, "bound"], [0, "measured"]].forEach(([i, colour]) => {
       curve(i, colour);
-      plot.line([[state.path, log(now[i])], ...points_of(i, (p) => p.length > length)], colour, "thin dashed");
+      plot.line([[state.path, log(now[i])], ...along(i, (p) => p.length > length)], colour, "thin dashed");
       plot.dot(state.path, log(now[i]), colour);
     });
     plot.key([
@@ -132,18 +133,17 @@
     const { x, now, winner: first, limits: ends } = seen(state), loser = 1 - first;
     const grown = [0, 1].map((i) => fold(now[i] / x[i])), end = fold(ends[loser] / x[loser]);
     const racing = x.filter((xi) => xi > 0).length;
-    const result = `Racer 1 has grown ${grown[0]} and racer 2 ${grown[1]}. In a long race racer ${first + 1} runs away, `
-      + `${first ? "although it started second" : "the leader at the start"}, and racer ${loser + 1} stops at ${end}. `
-      + `${racing} of ${state.racers} products are positive and race.`;
-    if (state.counted !== setting(state)) return result;
-    const expected = share(overtakes(state.racers, 2 ** state.ratio));
-    return `${result} The leader lost ${state.lost} of ${state.played} new starts, and theory expects ${expected}.`;
+    const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
+    return `Racer 1 has grown ${grown[0]} and racer 2 ${grown[1]}. In a long race racer ${first + 1} runs away, `
+      + `${first ? "although it starts second" : "the leader at the start"}, and racer ${loser + 1} stops at ${end}. `
+      + `${racing} of ${state.racers} products are positive and race. By theory the leader loses in `
+      + `${share(overtakes(state.racers, 2 ** state.ratio))} of new starts; so far it lost ${lost} of ${played}.`;
   }
 
   const percent = (exponent) => `${Explorable.number(10 ** (exponent + 2), exponent < -1 ? 1 : 0)} %`;
 
   Explorable.add("race", {
-    title: "The race, with handles",
+    title: "Who wins the race?",
     says: "Give racer 2 a rate a few percent higher than the others have, and draw new starts: how often does the leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, what comes later and where the loser stops.",
     handles: [

@@ -114,76 +114,65 @@
   const radius = (state) => (state.radius === UNTRUNCATED ? Infinity : state.radius);
   const inside = (w) => Math.hypot(w.m, w.s) < 1e3;
 
-  // Where the norm shrinks, as strips of the plane: at some angles, the intervals of log10(norm) with a negative growth.
-  function shrinking(lawFor) {
-    const norms = Array.from({ length: 26 }, (_, i) => -1 + (i * 2.48) / 25), strips = [];
-    for (let degrees = 1.25; degrees < 90; degrees += 2.5) {
-      const speed = norms.map((x) => growth(lawFor, 10 ** x, degrees));
-      const zero = (i) => norms[i - 1] + ((norms[i] - norms[i - 1]) * speed[i - 1]) / (speed[i - 1] - speed[i]);
-      let from = speed[0] < 0 ? norms[0] : null;
-      for (let i = 1; i <= norms.length; i += 1) {
-        const falls = i < norms.length && speed[i] < 0;
-        if (falls && from === null) from = zero(i);
-        if (!falls && from !== null) {
-          strips.push([degrees, from, i < norms.length ? zero(i) : norms.at(-1)]);
-          from = null;
-        }
-      }
+  // The norm beyond which it shrinks, in the plane: at every angle the norm grows up to some length only.
+  function turn(lawFor, degrees) {
+    let [low, high] = PLANE.norm.map(Math.log);
+    for (let i = 0; i < 20; i += 1) {
+      const middle = (low + high) / 2;
+      if (growth(lawFor, Math.exp(middle), degrees) > 0) low = middle;
+      else high = middle;
     }
-    return strips;
+    return Math.exp(low);
   }
 
-  // Of the last noise, so that moving a start does not compute it anew.
-  let kept = {};
-  function field(state) {
-    const of = `${state.radius} ${state.sigma}`;
-    if (kept.of !== of) {
-      const lawFor = noise(radius(state), state.sigma);
-      kept = { of, lawFor, strips: shrinking(lawFor) };
-    }
-    return kept;
-  }
+  // The noise has its own memory, so that moving a start does not compute the grey region anew.
+  const field = Explorable.remembered(({ radius: r, sigma }) => {
+    const lawFor = noise(r, sigma), angles = Array.from({ length: 46 }, (_, i) => 0.5 + (i * 89) / 45);
+    return { lawFor, edge: angles.map((degrees) => [Math.log10(turn(lawFor, degrees)), degrees]) };
+  });
 
-  const begin = (state) => parts(10 ** state.norm, state.degrees);
-  const flows = (state) => flow(field(state).lawFor, begin(state), TIME, 1e-6, inside);
-  const descends = (state) => descent(field(state).lawFor, begin(state), 10 ** state.eta, STEPS, inside);
+  const seen = Explorable.remembered((state) => {
+    const { lawFor, edge: turns } = field({ radius: radius(state), sigma: state.sigma });
+    const start = parts(10 ** state.norm, state.degrees);
+    return { turns, flow: flow(lawFor, start, TIME, 1e-6, inside), descent: descent(lawFor, start, 10 ** state.eta, STEPS, inside) };
+  });
   const place = (w) => {
     const { norm, degrees } = polar(w);
     return [Math.log10(norm), degrees];
   };
 
-  // The points of a path that are some way apart in the picture, at most 12.
+  // The points of a path that are some way apart in the picture, at most 8.
   function apart(points) {
     const far = [points[0]];
     points.forEach((p) => {
       const [x, y] = far.at(-1);
-      if (Math.hypot((p[0] - x) / 2.5, (p[1] - y) / 90) > 0.05 && far.length < 12) far.push(p);
+      if (Math.hypot((p[0] - x) / 2.5, (p[1] - y) / 90) > 0.09 && far.length < 9) far.push(p);
     });
     return far.slice(1);
   }
 
   function draw(kit, state) {
     const plot = kit.plot(0, {
-      x: PLANE.norm.map(Math.log10), y: PLANE.degrees, keys: 3, yticks: [0, 30, 60, 90],
+      x: PLANE.norm.map(Math.log10), y: PLANE.degrees, keys: radius(state) === Infinity ? 4 : 3, yticks: [0, 30, 60, 90],
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
       xlabel: "norm of the router |w|", ylabel: "angle to z (degrees)",
     });
-    field(state).strips.forEach(([y, from, to]) => {
-      plot.area([[from, y - 1.25], [to, y - 1.25], [to, y + 1.25], [from, y + 1.25]], "muted");
-    });
+    const { turns, flow: path, descent: stepped } = seen(state), farthest = Math.log10(PLANE.norm[1]);
+    plot.area([...turns, [turns.at(-1)[0], 90], [farthest, 90], [farthest, 0], [turns[0][0], 0]], "muted");
     if (radius(state) === Infinity) {
       const angles = Array.from({ length: 90 }, (_, degrees) => degrees);
       plot.line(angles.map((degrees) => [Math.log10(edge(state.sigma, degrees)), degrees]), "sharp", "dashed");
       plot.dot(Math.log10(edge(state.sigma, 0)), 0, "sharp");
     }
-    const steps = descends(state).map(place);
+    const steps = stepped.map(place);
     plot.line(steps, "measured", "thin");
     apart(steps).forEach(([x, y]) => plot.dot(x, y, "measured"));
-    plot.line(flows(state).map(place), "bound");
+    plot.line(path.map(place), "bound");
     plot.grip(state.norm, state.degrees, "ink", (norm, degrees) => ({ norm, degrees }));
     plot.key([
       ["bound", "flow"], ["measured", "descent with a fixed step", "thin"],
-      radius(state) === Infinity ? ["sharp", "|w| = 2 cos θ / σ²", "dashed"] : ["muted", "grey: the norm shrinks", "thin"],
+      ["muted", "grey: the norm shrinks", "thin"],
+      ...(radius(state) === Infinity ? [["sharp", "its edge |w| = 2 cos θ / σ²", "dashed"]] : []),
     ]);
   }
 
@@ -193,7 +182,7 @@
   };
 
   function readout(state) {
-    const ends = flows(state).at(-1), steps = descends(state);
+    const { flow: path, descent: steps } = seen(state), ends = path.at(-1);
     const stops = ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
     const bayes = radius(state) === Infinity ? `, Bayes’ router with 2/σ² = ${Explorable.number(edge(state.sigma, 0))}` : "";
     return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(steps[1])} in its first step, and `
@@ -212,7 +201,7 @@
     handles: [
       { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },
       { key: "degrees", label: "Angle at the start", min: 1, max: 89, step: 1, value: 70, text: (value) => `${value}°` },
-      { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: 0.5,
+      { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: UNTRUNCATED,
         text: (value) => (value === UNTRUNCATED ? "∞, not truncated" : Explorable.number(value, 1)) },
       { key: "sigma", label: "Standard deviation σ", min: 0.5, max: 1.5, step: 0.05, value: 1 },
       { key: "eta", label: "Step size η", min: -2, max: 0.6, step: 0.05, value: -1.4, text: power },
@@ -221,6 +210,6 @@
     height: 400,
     draw,
     readout,
-    formulas: { noise, drift, polar, parts, growth, edge, flow, descent },
+    formulas: { noise, drift, polar, parts, growth, edge, turn, flow, descent },
   });
 })();
