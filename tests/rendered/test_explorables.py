@@ -7,15 +7,22 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from conftest import HTML, ROOT
 from test_book import barriers, opened
 
 from moe_book.figures import COLORS
-from moe_theory.theory import smoothing
+from moe_theory.models.rules import softmax_topk, topk_softmax
+from moe_theory.theory import exploration, smoothing, two_gaussians
 
 STATIC = ROOT / "book" / "_static"
 #: The chapter of each.
-PAGES = {"noise": "notebooks/03_smooth_routing.html"}
+PAGES = {
+    "noise": "notebooks/03_smooth_routing.html",
+    "race": "notebooks/04_exploration.html",
+    "two_gaussians": "notebooks/11_two_gaussians.html",
+    "lowered": "notebooks/26_your_own_moe.html",
+}
 SETTINGS = 200  # random ones for each formula
 
 
@@ -65,6 +72,98 @@ def test_noise_is_that_of_the_package(formulas):
         formulas("noise", "f.kappa(c.law, c.scale)", cases),
         [smoothing.kappa(case["law"], case["scale"]) for case in cases],
     )
+
+
+def races(rng):
+    """Starts, rates and a path length, over the range of the handles."""
+    for _ in range(SETTINGS):
+        x = np.sort(rng.standard_normal(rng.integers(2, 17)))[::-1].copy()
+        x[1] = abs(x[1]) + 0.01
+        x[0] = x[1] * (1 + 10 ** rng.uniform(-3, 1.3))
+        c = np.ones(len(x))
+        c[1] = 2 ** rng.uniform(-1, 1)
+        yield dict(x=x.tolist(), c=c.tolist(), path=10 ** rng.uniform(-0.5, 3))
+
+
+def test_race_is_that_of_the_package(formulas):
+    cases = list(races(np.random.default_rng(1)))
+    shown = formulas("race", "f.race(c.x, c.c, c.path, 300)", cases)
+    for case, x in zip(cases, shown, strict=True):
+        start, c = (torch.tensor(case[key], dtype=torch.float64) for key in "xc")
+        agree(x, exploration.race(start, c, case["path"], steps=300))
+    # What stops behind the winner stops at the bound on a follower, whose lead counts the rates.
+    for case, limits in zip(cases, formulas("race", "f.limits(c.x, c.c)", cases), strict=True):
+        (x, y), (c, d) = case["x"][:2], case["c"][:2]
+        first = c * x > d * y
+        behind, lead = (y, c * x / (d * y) - 1) if first else (x, d * y / (c * x) - 1)
+        bound = exploration.runaway_bound(behind, lead)
+        agree(limits[1 if first else 0] / bound, 1)
+
+
+def test_the_chance_of_a_lost_lead_is_that_of_the_package_and_of_drawn_starts(formulas):
+    rng = np.random.default_rng(2)
+    cases = [dict(N=int(rng.integers(2, 17)), G=rng.uniform(1e-3, 0.5)) for _ in range(SETTINGS)]
+    exact = [exploration.near_tie_probability(case["N"], case["G"]) for case in cases]
+    agree(formulas("race", "f.nearTie(c.N, c.G)", cases), exact)
+    drawn = [dict(racers=N, ratio=ratio, seed=1) for N in (2, 8, 16) for ratio in (0.1, 0.5)]
+    chance = np.array(formulas("race", "f.overtakes(c.racers, 2 ** c.ratio)", drawn))
+    lost = np.array(formulas("race", "f.play(c, 20000).lost", drawn)) / 20_000
+    assert (abs(lost - chance) < 4 * np.sqrt(chance * (1 - chance) / 20_000)).all()
+
+
+def routers(rng):
+    """Noise and routers over the plane, with a law fine enough for float64."""
+    for i in range(SETTINGS):
+        r, sigma = (np.inf if i % 3 == 0 else rng.uniform(0.2, 3)), rng.uniform(0.5, 1.5)
+        norm, degrees = 10 ** rng.uniform(-1, 1.47), rng.uniform(0.5, 89.5)
+        m, s = norm * np.cos(np.radians(degrees)), norm * np.sin(np.radians(degrees))
+        tau = sigma * np.linspace(-9, 9, 4001)
+        wide = np.exp(-((tau / sigma) ** 2) / 2)
+        law = two_gaussians.noise_law(2, r, sigma=sigma, nodes=1200)
+        yield dict(r=r, sigma=sigma, m=m, s=s), two_gaussians.Law(tau, wide / wide.sum()) if r == np.inf else law
+
+
+def test_two_gaussians_have_the_drift_and_the_flow_of_the_package(formulas):
+    cases, laws = zip(*routers(np.random.default_rng(3)), strict=True)
+    shown = formulas("two_gaussians", "Object.values(f.drift(f.noise(c.r, c.sigma), c.m, c.s))", cases)
+    for case, law, values in zip(cases, laws, shown, strict=True):
+        agree(values, two_gaussians.drift(law, np.asarray(case["m"]), np.asarray(case["s"])))
+    few = [case | {"T": T} for case, T in zip(cases[:24], [0.1, 1, 10, 1000] * 6, strict=True)]
+    ends = formulas("two_gaussians", "f.flow(f.noise(c.r, c.sigma), c, c.T, 1e-9).at(-1)", few)
+    for case, law, end in zip(few, laws, ends, strict=False):
+        start, times = np.array([case["m"], case["s"]]), np.array([0.0, case["T"]])
+        exact = two_gaussians.reduced_flow(law, start, times)[:, -1]
+        assert np.abs(np.array([end["m"], end["s"]]) - exact).max() < 1e-4 * case["m"] + 1e-4
+
+
+def test_two_gaussians_turn_at_the_curve_of_the_theorem_and_take_the_step_of_descent(formulas):
+    cases = [dict(sigma=sigma, degrees=d) for sigma in (0.5, 1.0, 1.5) for d in (1, 30, 60, 80)]
+    edges = formulas("two_gaussians", "f.edge(c.sigma, c.degrees)", cases)
+    agree(edges, [2 * np.cos(np.radians(c["degrees"])) / c["sigma"] ** 2 for c in cases])
+    turns = formulas("two_gaussians", "f.turn(f.noise(Infinity, c.sigma), c.degrees)", cases)
+    assert np.abs(np.array(turns) / edges - 1).max() < 1e-5
+    jumps = [dict(r=0.5, sigma=1.0, m=0.2, s=0.5, eta=eta) for eta in (0.01, 0.1, 4.0)]
+    first = formulas("two_gaussians", "f.descent(f.noise(c.r, c.sigma), c, c.eta, 1)[1]", jumps)
+    a, b, _ = two_gaussians.drift(two_gaussians.noise_law(2, 0.5), np.asarray(0.2), np.asarray(0.5))
+    agree(
+        [[w["m"], w["s"]] for w in first], [[0.2 + c["eta"] * (a * 0.2 + b), 0.5 * (1 + c["eta"] * a)] for c in jumps]
+    )
+
+
+def test_lowered_has_the_gates_of_the_package(formulas):
+    rng = np.random.default_rng(4)
+    h = rng.normal(0, 1.5, (SETTINGS, 6))
+    j, t = np.argsort(h, 1)[:, rng.integers(0, 4)], rng.uniform(0, 5, SETTINGS)
+    cases = [dict(h=hi.tolist(), j=int(ji), t=ti) for hi, ji, ti in zip(h, j, t, strict=True)]
+    low = h.copy()
+    low[np.arange(SETTINGS), j] -= t
+    agree(formulas("lowered", "f.lowered(c.h, c.j, c.t)", cases), low)
+    for name, rule in (("fullSoftmax", softmax_topk), ("renormalized", topk_softmax)):
+        for logits in (h, low):
+            same = [case | {"h": row.tolist()} for case, row in zip(cases, logits, strict=True)]
+            agree(formulas("lowered", f"f.{name}(c.h)", same), rule(torch.from_numpy(logits), 2))
+    kept = [softmax_topk(torch.from_numpy(logits), 2).sum(1).numpy() for logits in (low, h)]
+    agree(formulas("lowered", "f.grows(c.h, c.j, c.t)", cases), kept[0] / kept[1])
 
 
 @pytest.mark.parametrize("name", PAGES)
