@@ -203,6 +203,57 @@ def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, wid
     tab.context.close()
 
 
+def at_work(browser, name):
+    """The page of an explorable, its place, and what it says."""
+    tab, _ = opened(browser, PAGES[name])
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    return tab, place, place.locator("output").inner_text
+
+
+def test_new_starts_are_counted_until_the_race_is_another(browser):
+    tab, place, says = at_work(browser, "race")
+    for button, played in (("New start", 1), ("100 new starts", 101), ("New start", 102)):
+        place.get_by_role("button", name=button, exact=True).press("Enter")
+        assert says().endswith(f"it lost 0 of {played}.")  # at equal rates the leader wins
+    place.get_by_label("Rate of racer 2").press("End")
+    assert says().endswith("it lost 0 of 0.")
+    place.get_by_role("button", name="100 new starts").press("Enter")
+    (lost,) = re.findall(r"it lost (\d+) of 100\.", says())
+    assert 20 < int(lost) < 90
+    tab.context.close()
+
+
+def test_the_output_gives_the_hidden_gate_away(browser):
+    """A reader who answers "full softmax" where the length of F moves is right each time, and both gates occur."""
+    tab, place, says = at_work(browser, "lowered")
+    press = lambda button: place.get_by_role("button", name=button).press("Enter")  # noqa: E731
+    seen = set()
+    for _ in range(8):
+        press("Draw a layer")
+        place.get_by_label("Lowered by").press("End")
+        ((before, after),) = re.findall(r"from ([\d.]+) to ([\d.]+)\. Which gate", says())
+        press("It is renormalized" if before == after else "It is full softmax")
+        seen |= set(re.findall(r"^Right, it is ([a-z ]+)\.", says()))
+    assert seen == {"renormalized", "full softmax"}
+    tab.context.close()
+
+
+def test_the_start_of_the_router_is_dragged(browser):
+    tab, place, says = at_work(browser, "two_gaussians")
+    before = says()
+    place.locator("circle.grip").scroll_into_view_if_needed()
+    box = place.locator("circle.grip").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + 60, y + 60)
+    tab.mouse.up()
+    norm, angle = (place.get_by_label(of).get_attribute("aria-valuetext") for of in ("Norm at", "Angle at"))
+    assert float(norm) > 0.6 and int(angle[:-1]) < 65 and says() != before
+    tab.context.close()
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_book_carries_the_current_explorable(name):
     for path in ("explorables.js", "explorables.css", f"explorables/{name}.js"):
