@@ -1,4 +1,4 @@
-// The ledger's filter, and scrolling boxes that the keyboard reaches. No library, no network.
+// The ledger's filter, scrolling boxes that the keyboard reaches, figures that move. No library, no network.
 
 function filterLedger(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
@@ -65,7 +65,19 @@ function mendTheme() {
   });
 }
 
+// A figure that moves brings its script with it; addresses are taken from this script's, so that it works from disk.
+const STATIC = document.currentScript.src;
+function loadExplorables(places) {
+  const put = (name, made) => document.head.append(Object.assign(document.createElement(name), made));
+  const script = (path) => put("script", { src: new URL(path, STATIC), async: false });
+  put("link", { rel: "stylesheet", href: new URL("explorables.css", STATIC) });
+  script("explorables.js");
+  new Set(places.map((place) => place.dataset.explorable)).forEach((name) => script(`explorables/${name}.js`));
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  const places = [...document.querySelectorAll(".explorable")];
+  if (places.length) loadExplorables(places);
   const form = document.querySelector("form.ledger-filter");
   if (form) filterLedger(form, [...document.querySelectorAll("table.ledger tbody tr")]);
   document.querySelectorAll(".claim-map").forEach(lightNeighbours);
