@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from moe_book import api, claims, pages
+from moe_book import api, claims, pages, search
 from moe_book.decisions import decisions
 from moe_book.experiments.catalogue import entries
 from moe_book.glue import glued, put_in
@@ -275,6 +275,7 @@ def render(source: Path, output: Path, config: str) -> None:
     shutil.copytree(work / "_build" / "html", output)
     # Sphinx copies it with changed pages only
     shutil.copytree(source / "_static", output / "_static", dirs_exist_ok=True)
+    search.install(output)
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

@@ -142,7 +142,11 @@ def probe_balance(
         traces = {layer.name: stack.enter_context(layer.watched()) for layer in layers}
         try:
             output = model(**_with_labels(model, batch) | {"output_router_logits": True, "return_dict": True})
-        except (RuntimeError, ValueError, IndexError) as error:  # without the loss it ran before: no sparse layer in a stack, say
+        except (
+            RuntimeError,
+            ValueError,
+            IndexError,
+        ) as error:  # without the loss it ran before: no sparse layer in a stack, say
             return [BalanceReport("balancing loss", str(error).partition("\n")[0], {}, *[math.nan] * 3)]
     losses = {name: loss for name, loss in output.items() if name.endswith("aux_loss") and loss is not None}
     before = _coefficients(model, batch, losses)
