@@ -238,6 +238,8 @@ def stage(source: Path, config: str) -> dict:
         wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
+    # not in _static, whose scripts every page loads
+    wanted |= {f"search/{p.name}": p.read_bytes() for p in (ROOT / "book" / "search").iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
@@ -275,7 +277,7 @@ def render(source: Path, output: Path, config: str) -> None:
     shutil.copytree(work / "_build" / "html", output)
     # Sphinx copies it with changed pages only
     shutil.copytree(source / "_static", output / "_static", dirs_exist_ok=True)
-    search.install(output)
+    search.install(output, source / "search")
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

@@ -6,16 +6,17 @@ a classic script that sets `searchIndex`; `search.js` ranks its entries. `instal
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import urljoin
 
 from bs4 import BeautifulSoup, Tag
 
-INDEX = "search-index.js"
 STOCK = ("searchindex.js", "_static/searchtools.js", "_static/language_data.js")
-SCRIPTS = ("_static/minisearch.js", INDEX, "_static/search.js")
+SCRIPTS = ("search/minisearch.js", "search/index.js", "search/search.js")
 QUESTIONS = "book/questions.html"
 
 #: What an entry's text leaves out: code, outputs, contents lists, and what has entries of its own or repeats them.
@@ -121,14 +122,14 @@ def _claim(card: Tag, page: str) -> Entry:
     verdict, name = (_one(card, f".claim-head {tag}").extract().text for tag in ("strong", "code"))
     where = _text(_one(card, ".claim-head"))
     said = " ".join(_text(p) for p in card.select(":scope > p:not(.claim-head, .claim-links)"))
-    return Entry(page, str(card["id"]), "claim", f"{where}: {verdict}", f"{name} {places(where)}", said)
+    return Entry(page, str(card["id"]), "claim", f"{where}: {verdict}", f"{name} {places(where)}".strip(), said)
 
 
 def _open_claims(article: Tag, page: str) -> Iterator[Entry]:
     """The rows of the ledger whose claims have no verdict box."""
     for row in article.select("table.ledger tr[id]:not(:has(a[href*='#claim-']))"):
         says, where, verdict = (_text(cell) for cell in row.select("td")[:3])
-        yield Entry(page, str(row["id"]), "claim", f"{where}: {verdict}", f"{row['id']} {places(where)}", says)
+        yield Entry(page, str(row["id"]), "claim", f"{where}: {verdict}", f"{row['id']} {places(where)}".strip(), says)
 
 
 def _box(box: Tag, page: str) -> Entry:
@@ -140,12 +141,12 @@ def _box(box: Tag, page: str) -> Entry:
 
 def _question(answer: Tag, page: str) -> Entry:
     """A line of the page of questions, by its answer; it leads to the section that answers."""
-    asked = [answer.find_previous_sibling("dt")]
-    while isinstance(above := asked[0].find_previous_sibling(), Tag) and above.name == "dt":
-        asked.insert(0, above)
-    target, _, anchor = urljoin(page, str(_one(answer, "a[href]")["href"])).partition("#")
+    before = (tag for tag in answer.previous_siblings if isinstance(tag, Tag))
+    asked = [*takewhile(lambda tag: tag.name == "dt", before)][::-1]
+    link = _one(answer, "a[href]").extract()
+    target, _, anchor = urljoin(page, str(link["href"])).partition("#")
     title, *others = map(_text, asked)
-    return Entry(target, anchor, "question", title, "; ".join(others), _text(answer))
+    return Entry(target, anchor, "question", title, "; ".join(others), _text(answer).rstrip(" :.") + ".")
 
 
 def _section(section: Tag, page: str) -> Entry:
@@ -197,16 +198,17 @@ NO_SCRIPT = (
 )
 
 
-def install(html: Path) -> None:
-    """Put the index into a folder of rendered pages, and have its search page use it."""
+def install(html: Path, scripts: Path) -> None:
+    """Put the index into a folder of rendered pages, beside the scripts from another one, for the search page only."""
+    shutil.copytree(scripts, html / "search", dirs_exist_ok=True)
     made = json.dumps(index(html), ensure_ascii=False, separators=(",", ":"))
-    (html / INDEX).write_text(f"const searchIndex = {made};\n", encoding="utf-8")
+    (html / "search" / "index.js").write_text(f"const searchIndex = {made};\n", encoding="utf-8")
     page = html / "search.html"
     text = page.read_text(encoding="utf-8")
     for name in STOCK:
         text = re.sub(rf'\s*<script src="{re.escape(name)}[^>]*></script>', "", text)
         (html / name).unlink(missing_ok=True)
     ours = "".join(f'<script defer src="{name}"></script>' for name in SCRIPTS)
-    text = text.replace("</head>", f'<link rel="stylesheet" href="_static/search.css" />{ours}</head>', 1)
+    text = text.replace("</head>", f'<link rel="stylesheet" href="search/search.css" />{ours}</head>', 1)
     text = re.sub(r"<noscript>\s*<div.*?</noscript>", NO_SCRIPT, text, count=1, flags=re.DOTALL)
     page.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-// The search page: ranks the entries of search-index.js by MiniSearch (BM25+). No network; works from disk.
+// The search page: ranks the entries of index.js by MiniSearch (7.2.0, MIT; BM25+). No network; works from disk.
 
 const KINDS = "theorem|lemma|proposition|corollary|definition|observation|exercise|remark|assumption|algorithm|table|"
   + "figure|claim|section|chapter|appendix|eq";
@@ -41,7 +41,9 @@ function words(text) {
 // The stems of a text in a row, each between blanks: what an exact phrase is looked for in.
 const row = (text) => ` ${said(text).flatMap((token) => token.split(/[-_/ ]/)).map(stem).join(" ")} `;
 
+const LEAST = 0.03;  // of the best score
 const FIELDS = { title: 4, names: 4, page: 1, text: 1 };
+const BOXED = new RegExp(`^(?:${KINDS}) [A-Z]?\\d`, "i");
 const LIGHT = /^(?:\S+ )?(?:Exercises|What comes next|Change one thing)$|^(?:Exercise|What the book cites)/;
 
 function indexed({ pages, entries }) {
@@ -61,17 +63,18 @@ function ranked({ search, found }, query) {
   let results = search.search(query);
   if (!results.length) results = search.search(query, { fuzzy: 0.2 });
   const seen = new Set();
-  return results.map((result) => {
+  const scored = results.map((result) => {
     const entry = found[result.id], title = row(entry.title);
     let score = result.score * (new Set(result.queryTerms).size / asked.size) ** 2;
     if (several && row(`${entry.names} ${entry.text}`).includes(phrase)) score *= 1.3;
-    if (title.startsWith(phrase)) score *= 1.5;
+    if (title.startsWith(phrase)) score *= BOXED.test(entry.title) ? 3 : 1.5;  // the book's own Theorem 4.2
     else if (several && title.includes(phrase)) score *= 1.3;
-    if (title === phrase || row(entry.names).includes(` ;${phrase}; `)) score *= 1.3;
     if (LIGHT.test(entry.title)) score *= 0.4;
+    if (entry.kind === "question") score *= 1.5;
     return { entry, score, terms: new Set(result.terms) };
-  }).sort((a, b) => b.score - a.score)
-    .filter(({ entry: { address } }) => !seen.has(address) && seen.add(address));
+  }).sort((a, b) => b.score - a.score);
+  return scored.filter(({ entry: { address }, score }) =>
+    score > LEAST * scored[0].score && !seen.has(address) && seen.add(address));
 }
 
 // --- what is shown ------------------------------------------------------------------------------
