@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from moe_book import api, claims, pages
+from moe_book import api, claims, pages, search
 from moe_book.decisions import decisions
 from moe_book.experiments.catalogue import entries
 from moe_book.finish import finish
@@ -240,6 +240,8 @@ def stage(source: Path, config: str) -> dict:
         wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.relative_to(STATIC)}": p.read_bytes() for p in STATIC.rglob("*") if p.is_file()}
+    # not in _static, whose scripts every page loads
+    wanted |= {f"search/{p.name}": p.read_bytes() for p in (ROOT / "book" / "search").iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
@@ -278,6 +280,7 @@ def render(source: Path, output: Path, config: str) -> None:
     # Sphinx copies it with changed pages only
     shutil.copytree(source / "_static", output / "_static", dirs_exist_ok=True)
     finish(output)
+    search.install(output, source / "search")
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

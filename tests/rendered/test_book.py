@@ -162,15 +162,6 @@ def test_the_front_page_leads_to_the_book(browser):
     tab.context.close()
 
 
-def test_search_finds_a_chapter(browser):
-    context = browser.new_context()
-    tab = context.new_page()
-    tab.goto((HTML / "search.html").as_uri() + "?q=Lipschitz")
-    tab.wait_for_selector("#search-results li a", timeout=10_000)
-    assert any("03_" in h for h in tab.eval_on_selector_all("#search-results a", "links => links.map(a => a.href)"))
-    context.close()
-
-
 def test_ledger_and_front_page_say_what_the_json_says(browser):
     ledger = json.loads((HTML / "ledger.json").read_text())
     tab, _ = opened(browser, "book/verdicts.html")
