@@ -66,13 +66,13 @@ function mendTheme() {
 }
 
 // A figure that moves brings its script with it; addresses are taken from this script's, so that it works from disk.
-const STATIC = document.currentScript.src;
+const EXPLORABLES = new URL("../explorables/", document.currentScript.src);
 function loadExplorables(places) {
   const put = (name, made) => document.head.append(Object.assign(document.createElement(name), made));
-  const script = (path) => put("script", { src: new URL(path, STATIC), async: false });
-  put("link", { rel: "stylesheet", href: new URL("explorables.css", STATIC) });
+  const script = (path) => put("script", { src: new URL(path, EXPLORABLES), async: false });
+  put("link", { rel: "stylesheet", href: new URL("explorables.css", EXPLORABLES) });
   script("explorables.js");
-  new Set(places.map((place) => place.dataset.explorable)).forEach((name) => script(`explorables/${name}.js`));
+  new Set(places.map((place) => place.dataset.explorable)).forEach((name) => script(`${name}.js`));
 }
 
 document.addEventListener("DOMContentLoaded", () => {

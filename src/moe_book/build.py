@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
 RESULTS = SOURCES / "moe_book" / "results"
 STATIC = ROOT / "book" / "_static"
+SCRIPTS = ("explorables", "search")  # of some pages; those of _static are loaded by all
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE, HTML = BUILD / "executed", BUILD / "source", BUILD / "html"
 PACKAGES = ("moe_theory", "moe_book")
@@ -240,8 +241,7 @@ def stage(source: Path, config: str) -> dict:
         wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
     wanted |= {f"_static/{p.relative_to(STATIC)}": p.read_bytes() for p in STATIC.rglob("*") if p.is_file()}
-    # not in _static, whose scripts every page loads
-    wanted |= {f"search/{p.name}": p.read_bytes() for p in (ROOT / "book" / "search").iterdir()}
+    wanted |= {f"{name}/{p.name}": p.read_bytes() for name in SCRIPTS for p in (ROOT / "book" / name).iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
@@ -279,8 +279,9 @@ def render(source: Path, output: Path, config: str) -> None:
     shutil.copytree(work / "_build" / "html", output)
     # Sphinx copies it with changed pages only
     shutil.copytree(source / "_static", output / "_static", dirs_exist_ok=True)
-    finish(output)
+    shutil.copytree(source / "explorables", output / "explorables")
     search.install(output, source / "search")
+    finish(output)
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

@@ -42,12 +42,11 @@ MENDED = [
     (r'(<meta name="viewport"[^>]*>)\s*<meta name="viewport"[^>]*>', r"\1"),
     (r'<th halign="(\w+)"', r'<th style="text-align: \1"'),
     (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
+    # the book has a search of its own
+    (r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>\s*', ""),
     # the title for paper is no second heading
     (r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>(.*?)</h1>', r"\1<p>\2</p>"),
 ]
-
-#: Scripts that the page of the search alone needs.
-SEARCH = r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>\s*'
 
 
 @cache
@@ -93,9 +92,9 @@ def with_formulas(page: str) -> str:
     return HELD.sub(held, FORMULA.sub(one, page))
 
 
-def mended(page: str, searches: bool) -> str:
-    """A page with what stands in `MENDED` replaced; searches: whether it is the page of the search."""
-    for wrong, right in MENDED if searches else [*MENDED, (SEARCH, "")]:
+def mended(page: str) -> str:
+    """What stands in `MENDED`, replaced."""
+    for wrong, right in MENDED:
         page = re.sub(wrong, right, page, flags=re.DOTALL)
     return page
 
@@ -104,5 +103,5 @@ def finish(folder: Path) -> None:
     """Finish every page of a rendered book."""
     library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
     for path in sorted(folder.rglob("*.html")):
-        page = with_icons(with_formulas(path.read_text(encoding="utf-8")), library)
-        path.write_text(mended(page, path.name == "search.html"), encoding="utf-8")
+        page = path.read_text(encoding="utf-8")
+        path.write_text(mended(with_icons(with_formulas(page), library)), encoding="utf-8")

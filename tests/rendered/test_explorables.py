@@ -17,7 +17,7 @@ from moe_theory.models.routers import Linear
 from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.theory import exploration, identifiability, smoothing, threshold, two_gaussians
 
-STATIC = ROOT / "book" / "_static"
+SCRIPTS = ROOT / "book" / "explorables"
 #: The chapter of each.
 PAGES = {
     "noise": "notebooks/03_smooth_routing.html",
@@ -39,9 +39,9 @@ def handles(tab, name: str):
 def formulas(browser):
     """`formulas(name, expression, cases)`: the values of an expression in the formulas `f` and a case `c`."""
     tab = browser.new_context().new_page()
-    tab.add_script_tag(path=STATIC / "explorables.js")
+    tab.add_script_tag(path=SCRIPTS / "explorables.js")
     for name in PAGES:
-        tab.add_script_tag(path=STATIC / "explorables" / f"{name}.js")
+        tab.add_script_tag(path=SCRIPTS / f"{name}.js")
 
     def values(name, expression, cases):
         return tab.evaluate(
@@ -320,7 +320,7 @@ def test_the_book_carries_the_current_explorable(name):
 def test_colours_are_those_of_the_figures_and_in_dark_mode_as_the_filter_turns_them():
     """`invert(0.92) hue-rotate(180deg)`, which custom.css puts on the figures."""
     rotate = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])
-    light, dark = (STATIC / "explorables.css").read_text().split('html[data-theme="dark"]')[:2]
+    light, dark = (SCRIPTS / "explorables.css").read_text().split('html[data-theme="dark"]')[:2]
     light, dark = (dict(re.findall(r"--ex-(\w+): #(\w{6})", part)) for part in (light, dark))
     rgb = lambda text: np.array([int(text[i : i + 2], 16) for i in (0, 2, 4)]) / 255  # noqa: E731
     for name in light.keys() - {"grid"}:
