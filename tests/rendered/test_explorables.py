@@ -313,8 +313,8 @@ def test_the_start_of_the_router_is_dragged(browser):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_book_carries_the_current_explorable(name):
-    for path in ("explorables.js", "explorables.css", f"explorables/{name}.js"):
-        assert (HTML / "_static" / path).read_bytes() == (STATIC / path).read_bytes()
+    for path in ("explorables.js", "explorables.css", f"{name}.js"):
+        assert (HTML / "explorables" / path).read_bytes() == (SCRIPTS / path).read_bytes()
 
 
 def test_colours_are_those_of_the_figures_and_in_dark_mode_as_the_filter_turns_them():
