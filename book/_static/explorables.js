@@ -5,9 +5,10 @@
 //             {key, label, value, choices: {value: words}}, a list; {label, press: (state) => changes}, a button
 //   panels    number of drawings, side by side or, on a phone, one below the other; height: of each, in pixels
 //   draw      (kit, state) => draws all; kit.plot(i, {x: [low, high], y: [low, high], xlabel, ylabel, xticks?, yticks?,
-//             equal?, keys?}) gives the i-th drawing, with `keys` lines above it; its methods take coordinates of data:
+//             equal?, part?: [i, n], the i-th of n parts of its height, keys?: lines of key above it}) gives the i-th
+//             drawing, whose methods take coordinates of the data:
 //             line(points, colour, style?), area(points, colour), dot(x, y, colour, open?), arrow(from, to, colour),
-//             bar(x, y, width, colour), text(x, y, words, anchor?), key([[colour, words, style?], ...]), the lines, and
+//             bar(x, y, width, colour), text(x, y, words, anchor?), key([[colour, words, style?], ...]), and
 //             grip(x, y, colour, (x, y) => changes), a dot to drag; what it changes has handles, too, for the keyboard
 //   state     {key: value}, what else a state has at the start, for buttons to change
 //   readout   (state) => the result in one sentence, with its numbers
@@ -51,7 +52,7 @@ const Explorable = (() => {
     return sum * Math.exp(-x * x / 2) / Math.sqrt(2 * Math.PI);
   }
 
-  /** A seeded source of standard normal numbers, so that what was drawn can be had again (mulberry32; Box and Muller). */
+  /** A seeded source of standard normal numbers: what was drawn can be had again (mulberry32, Box and Muller). */
   function normals(seed) {
     let at = seed >>> 0;
     const uniform = () => {
@@ -205,6 +206,7 @@ const Explorable = (() => {
 
     draw(state) {
       const { panels, shows } = this.spec, { width } = this, columns = width < WIDE ? 1 : panels;
+      if (!width) return;  // not shown, as on paper
       const height = columns === panels ? this.spec.height : NARROW * this.spec.height;
       const wide = (width - GAP * (columns - 1)) / columns, tall = height * panels / columns;
       this.svg.setAttribute("width", width);
@@ -212,10 +214,11 @@ const Explorable = (() => {
       this.svg.replaceChildren();
       this.grips = [];
       const plot = (i, axes) => {
-        const left = (i % columns) * (wide + GAP), first = Math.floor(i / columns) * height;
+        const [part, parts] = axes.part ?? [0, 1];
+        const left = (i % columns) * (wide + GAP), first = height * (Math.floor(i / columns) + part / parts);
         const top = first + MARGIN.top + 20 * (axes.keys ?? 0);
         const box = {
-          first, top, bottom: first + height - MARGIN.bottom,
+          first, top, bottom: first + height / parts - MARGIN.bottom,
           left: left + MARGIN.left, right: left + wide - MARGIN.right,
         };
         return new Plot(this.svg, box, axes, this.grips);
@@ -292,9 +295,10 @@ const Explorable = (() => {
     const made = (buttons) => controls.filter((_, i) => Boolean(spec.handles[i].press) === buttons).map((c) => c.made);
     place.replaceChildren(element(
       "section", { "aria-labelledby": title.id }, title, element("p", {}, spec.says),
-      element("div", { class: "explorable-picture" }, picture.svg), readout,
+      element("div", { class: "explorable-picture" }, picture.svg),
       element("div", { class: "explorable-handles" }, ...made(false)),
       element("div", { class: "explorable-buttons" }, ...made(true), again),
+      readout,  // last, where its length moves nothing
     ));
     new ResizeObserver(([{ contentRect }]) => {
       picture.width = contentRect.width;

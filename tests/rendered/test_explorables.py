@@ -12,8 +12,10 @@ from conftest import HTML, ROOT
 from test_book import barriers, opened
 
 from moe_book.figures import COLORS
+from moe_theory.models.mixture import MixingMeasure
+from moe_theory.models.routers import Linear
 from moe_theory.models.rules import softmax_topk, topk_softmax
-from moe_theory.theory import exploration, smoothing, two_gaussians
+from moe_theory.theory import exploration, identifiability, smoothing, threshold, two_gaussians
 
 STATIC = ROOT / "book" / "_static"
 #: The chapter of each.
@@ -22,6 +24,8 @@ PAGES = {
     "race": "notebooks/04_exploration.html",
     "two_gaussians": "notebooks/11_two_gaussians.html",
     "lowered": "notebooks/26_your_own_moe.html",
+    "softmaxes": "notebooks/14_order_of_operations.html",
+    "shift": "notebooks/21_identifiability.html",
 }
 SETTINGS = 200  # random ones for each formula
 
@@ -72,6 +76,56 @@ def test_noise_is_that_of_the_package(formulas):
         formulas("noise", "f.kappa(c.law, c.scale)", cases),
         [smoothing.kappa(case["law"], case["scale"]) for case in cases],
     )
+
+
+def test_softmaxes_are_those_of_the_package(formulas):
+    rng = np.random.default_rng(1)
+    draw = lambda: dict(h=rng.uniform(-2, 2, 4).tolist(), K=int(rng.integers(1, 3)), b=rng.uniform(-0.8, 0.8))  # noqa: E731
+    cases = [draw() for _ in range(SETTINGS)]
+    cases += [case | dict(b=b) for case, b in zip(cases, (-0.8, -0.05, 0.05, 0.8), strict=False)]
+    for rule in (topk_softmax, softmax_topk):
+        kind = str(rule is topk_softmax).lower()
+        shown = formulas("softmaxes", f"f.gates(c.h, c.K, {kind})", cases)
+        agree(shown, torch.stack([rule(torch.tensor(c["h"], dtype=torch.float64), c["K"]) for c in cases]))
+        risk = lambda b, rule=rule: float(threshold.threshold_risk(torch.tensor(b, dtype=torch.float64), rule))  # noqa: E731
+        agree(formulas("softmaxes", f"f.risk(c.b, {kind})", cases), [risk(c["b"]) for c in cases])
+        step = 1e-5  # of central differences, whose error is below 1e-10
+        slopes = [(risk(c["b"] + step) - risk(c["b"] - step)) / (2 * step) for c in cases]
+        agree(formulas("softmaxes", f"f.slope(c.b, {kind})", cases), slopes)
+        reported = []
+        for case in cases:
+            b = torch.tensor(case["b"], dtype=torch.float64, requires_grad=True)
+            reported.append(float(torch.autograd.grad(threshold.threshold_risk(b, rule), b)[0]))
+        shown = formulas("softmaxes", f"f.reported(c.b, {kind})", cases)
+        agree(shown, reported)
+        assert rule is softmax_topk or set(shown) == set(reported) == {0}
+
+
+def test_shift_is_that_of_the_package(formulas):
+    rng = np.random.default_rng(2)
+    cases = [
+        dict(
+            rows=rng.uniform(-0.5, 0.5, (4, 2)).tolist(),
+            c=rng.uniform(-0.75, 0.75, 2).tolist(),
+            x=rng.uniform(-3, 3, 2).tolist(),
+        )
+        for _ in range(SETTINGS)
+    ]
+    moved = formulas("shift", "f.moved(c.rows, c.c)", cases)
+    logits = formulas("shift", "f.logits(f.moved(c.rows, c.c), c.x)", cases)
+    gates = formulas("shift", "[c.rows, f.moved(c.rows, c.c)].map((rows) => f.softmax(f.logits(rows, c.x)))", cases)
+    centred = formulas("shift", "f.moved(c.rows, f.centre(c.rows))", cases)
+    for case, rows, h, (before, after), middle in zip(cases, moved, logits, gates, centred, strict=True):
+        vectors, c, x = (torch.tensor(case[key], dtype=torch.float64) for key in ("rows", "c", "x"))
+        zero = vectors.new_zeros(4)
+        G = MixingMeasure(beta0=zero, beta1=vectors, eta=vectors.new_ones(4, 3))
+        there = identifiability.shifted(G, c, Linear()).beta1
+        scores = Linear().scores(zero, there, x)
+        agree(rows, there)
+        agree(h, scores)
+        agree(after, scores.softmax(-1))
+        agree(before, after)
+        agree(middle, identifiability.centred(G, Linear()).beta1)
 
 
 def races(rng):
@@ -177,20 +231,23 @@ def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, wid
     tall = lambda: place.evaluate("e => [e.firstElementChild.offsetHeight, parseFloat(getComputedStyle(e).minHeight)]")  # noqa: E731
     start = readout.inner_text()
     assert start.endswith(".") and not re.search("NaN|undefined|Infinity", start)
+    heights = []
     for handle in handles(tab, name):
         words = set()
         for end in ("Home", "End"):
             handle.press(end)
             words.add(readout.inner_text())
-            height, kept = tall()
-            assert kept - 48 < height <= kept, f"the place of {name} is {height} pixels, custom.css keeps {kept} free"
+            heights.append(tall())
             assert tab.evaluate("() => document.documentElement.scrollWidth") <= width
         assert len(words) == 2, handle.evaluate("e => e.parentElement.innerText")
+    height, kept = max(heights)
+    assert kept - 60 < height <= kept, f"the place of {name} is {height} pixels high, custom.css keeps {kept} free"
     label = place.locator("svg").get_attribute("aria-label")
     assert label.endswith(readout.inner_text())
-    small = "e => [...e.querySelectorAll('svg text')].filter(t => parseFloat(getComputedStyle(t).fontSize) < 14).length"
+    small = "e => [...e.querySelectorAll('text')].filter(t => parseFloat(getComputedStyle(t).fontSize) < 14).length"
     assert place.evaluate(small) == 0
-    outside = """e => { const box = e.getBoundingClientRect(); return [...e.querySelectorAll('text, section :not(option)')]
+    outside = """e => { const box = e.getBoundingClientRect();
+        return [...e.querySelectorAll('text, section :not(option)')]
         .filter(t => !t.closest('svg') || t.tagName == 'text')
         .filter(t => t.getBoundingClientRect().right > box.right || t.getBoundingClientRect().left < box.left)
         .map(t => t.outerHTML.slice(0, 80)); }"""
