@@ -52,7 +52,7 @@ const Explorable = (() => {
     return sum * Math.exp(-x * x / 2) / Math.sqrt(2 * Math.PI);
   }
 
-  /** A seeded source of standard normal numbers, so that what was drawn can be had again (mulberry32; Box and Muller). */
+  /** A seeded source of standard normal numbers: what was drawn can be had again (mulberry32, Box and Muller). */
   function normals(seed) {
     let at = seed >>> 0;
     const uniform = () => {

@@ -20,23 +20,27 @@
   const GATES = { renormalized, fullSoftmax };
 
   const lowered = (h, j, t) => h.map((hi, i) => (i === j ? hi - t : hi));
-  const output = (gates, answers) => [0, 1].map((axis) => gates.reduce((sum, g, i) => sum + g * answers[i][axis], 0));
+  const output = (gates, answers) => [0, 1].map((x) => gates.reduce((sum, g, i) => sum + g * answers[i][x], 0));
 
   // By this factor the output of the full-softmax gate grows: 1 / (1 - pi_j (1 - e^-t)).
   const grows = (h, j, t) => 1 / (1 - softmax(h)[j] * (1 - Math.exp(-t)));
 
-  // A layer for one token: six logits, and six answers in the plane; drawn again until the output is not short.
+  const distance = ([a, b], [c, d]) => Math.hypot(a - c, b - d);
+
+  // The unselected expert of some rank, 3 to 6 from the largest logit on.
+  const ranked = (h, rank) => h.map((_, i) => i).sort((i, j) => h[j] - h[i])[rank - 1];
+
+  // A layer for one token: six logits, and six answers in the plane; drawn again until the picture can show it.
   function layer(seed) {
     const next = Explorable.normals(seed);
     for (;;) {
       const h = Array.from({ length: 6 }, next), answers = h.map(() => [next(), next()]);
-      const length = Math.hypot(...output(renormalized(h), answers)), { low, high } = { low: 0.8, high: 2 };
-      if (length > low && length < high && answers.flat().every((part) => Math.abs(part) < 2)) return { h, answers };
+      const inside = answers.flat().every((part) => Math.abs(part) < 2);
+      const crowded = answers.some((p, i) => answers.slice(0, i).some((q) => distance(p, q) < 0.5));
+      const length = Math.hypot(...output(renormalized(h), answers)), matters = softmax(h)[ranked(h, 3)] > 0.1;
+      if (inside && !crowded && length > 0.8 && length < 2 && matters) return { h, answers };
     }
   }
-
-  // The unselected expert of some rank, 3 to 6 from the largest logit on.
-  const ranked = (h, rank) => h.map((_, i) => i).sort((i, j) => h[j] - h[i])[rank - 1];
 
   const seen = Explorable.remembered((state) => {
     const { h, answers } = layer(state.seed), j = ranked(h, state.rank), now = lowered(h, j, state.t);
@@ -57,7 +61,7 @@
     shown.forEach(([gate, colour]) => {
       const [before, after] = ends(gate);
       plot.arrow([0, 0], after, colour);
-      if (Math.hypot(after[0] - before[0], after[1] - before[1]) > 0.02) plot.dot(...before, colour, true);
+      if (distance(before, after) > 0.02) plot.dot(...before, colour, true);
     });
     plot.key(state.hidden && !state.said
       ? [["ink", "output F; circle: before"]]
@@ -65,11 +69,12 @@
   }
 
   function draw(kit, state) {
-    const axes = { x: [-2.2, 2.2], y: [-2.2, 2.2], keys: 2, equal: true, xlabel: "first coordinate", ylabel: "answers and output" };
-    drawOutputs(kit.plot(0, axes), state);
+    const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "answers and output" };
+    drawOutputs(kit.plot(0, { x: wide, y: wide, keys: 2, equal: true, ...words }), state);
     const { h, j, now } = seen(state);
     const plot = kit.plot(1, {
-      x: [0.4, 6.6], y: [-8, 4], keys: 2, xticks: [1, 2, 3, 4, 5, 6], yticks: [-8, -4, 0, 4], xlabel: "expert", ylabel: "logit",
+      x: [0.4, 6.6], y: [-8, 4], keys: 2, xticks: [1, 2, 3, 4, 5, 6], yticks: [-8, -4, 0, 4],
+      xlabel: "expert", ylabel: "logit",
     });
     now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference"));
     plot.dot(j + 1, h[j], "bound", true);
@@ -78,24 +83,28 @@
 
   function readout(state) {
     const { h, j, ends, factor } = seen(state), number = (value) => Explorable.number(value, 3);
-    const [before, after] = ends(state.hidden || "fullSoftmax").map((end) => number(Math.hypot(...end)));
+    const lengths = (gate) => ends(gate).map((end) => number(Math.hypot(...end)));
     const head = `Logit ${j + 1} falls by ${Explorable.number(state.t, 1)}.`;
-    if (state.hidden && !state.said) return `${head} The length of F goes from ${before} to ${after}. Which gate does that?`;
-    const full = ends("fullSoftmax").map((end) => number(Math.hypot(...end)));
-    const both = `${head} Renormalized, the length of F stays ${number(Math.hypot(...ends("renormalized")[1]))}. Full softmax, it `
-      + `goes from ${full[0]} to ${full[1]}, by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
+    if (state.hidden && !state.said) {
+      const [before, after] = lengths(state.hidden);
+      return `${head} The length of F goes from ${before} to ${after}. Which gate does that?`;
+    }
+    const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
+    const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to ${after}, `
+      + `by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return both;
     return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
   }
 
   const drawLayer = ({ seed }) => ({
-    seed: seed + 1, hidden: Explorable.normals(7919 * (seed + 1))() > 0 ? "renormalized" : "fullSoftmax", said: "", t: 0,
+    seed: seed + 1, said: "", t: 0,
+    hidden: Explorable.normals(7919 * (seed + 1))() > 0 ? "renormalized" : "fullSoftmax",
   });
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
     says: "Draw a layer, lower the logit of an unselected expert, and say from the output which gate the layer has.",
-    shows: "Left, the answers of six experts and the output of the layer as an arrow; right, the six logits, two of them selected.",
+    shows: "Left, the answers of six experts and the output as an arrow; right, the six logits, two of them selected.",
     handles: [
       { key: "t", label: "Lowered by t =", min: 0, max: 5, step: 0.1, value: 1 },
       { key: "rank", label: "Unselected logit", value: "3",

@@ -88,7 +88,7 @@
 
   // Where the racers stand at a path length, between two points of the course in proportion to the lengths.
   function at(points, path) {
-    const after = Math.max(1, points.findIndex(({ length }) => length > path)), [p, q] = points.slice(after - 1, after + 1);
+    const after = points.findIndex(({ length }) => length > path), [p, q] = points.slice(after - 1, after + 1);
     const part = (path - p.length) / (q.length - p.length);
     return p.x.map((xi, i) => xi + part * (q.x[i] - xi));
   }
@@ -144,10 +144,11 @@
 
   Explorable.add("race", {
     title: "Who wins the race?",
-    says: "Give racer 2 a rate a few percent higher than the others have, and draw new starts: how often does the leader lose?",
-    shows: "Inner products against the length of the path, on logarithmic axes; dashed, what comes later and where the loser stops.",
+    says: "Raise the rate of racer 2 by a few percent, and draw new starts: how often does the leader lose?",
+    shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
-      { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -1.7, text: percent },
+      { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -1.7,
+        text: percent },
       { key: "ratio", label: "Rate of racer 2 over the others’", min: -1, max: 1, step: 0.01, value: 0,
         text: (exponent) => Explorable.number(2 ** exponent, 3) },
       { key: "racers", label: "Number of racers", min: 2, max: 16, step: 1, value: 8 },

@@ -134,7 +134,8 @@
   const seen = Explorable.remembered((state) => {
     const { lawFor, edge: turns } = field({ radius: radius(state), sigma: state.sigma });
     const start = parts(10 ** state.norm, state.degrees);
-    return { turns, flow: flow(lawFor, start, TIME, 1e-6, inside), descent: descent(lawFor, start, 10 ** state.eta, STEPS, inside) };
+    const stepped = descent(lawFor, start, 10 ** state.eta, STEPS, inside);
+    return { turns, path: flow(lawFor, start, TIME, 1e-6, inside), stepped };
   });
   const place = (w) => {
     const { norm, degrees } = polar(w);
@@ -153,11 +154,12 @@
 
   function draw(kit, state) {
     const plot = kit.plot(0, {
-      x: PLANE.norm.map(Math.log10), y: PLANE.degrees, keys: radius(state) === Infinity ? 4 : 3, yticks: [0, 30, 60, 90],
+      x: PLANE.norm.map(Math.log10), y: PLANE.degrees, yticks: [0, 30, 60, 90],
+      keys: radius(state) === Infinity ? 4 : 3,
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
       xlabel: "norm of the router |w|", ylabel: "angle to z (degrees)",
     });
-    const { turns, flow: path, descent: stepped } = seen(state), farthest = Math.log10(PLANE.norm[1]);
+    const { turns, path, stepped } = seen(state), farthest = Math.log10(PLANE.norm[1]);
     plot.area([...turns, [turns.at(-1)[0], 90], [farthest, 90], [farthest, 0], [turns[0][0], 0]], "muted");
     if (radius(state) === Infinity) {
       const angles = Array.from({ length: 90 }, (_, degrees) => degrees);
@@ -182,11 +184,12 @@
   };
 
   function readout(state) {
-    const { flow: path, descent: steps } = seen(state), ends = path.at(-1);
+    const { path, stepped } = seen(state), ends = path.at(-1);
     const stops = ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
-    const bayes = radius(state) === Infinity ? `, Bayes’ router with 2/σ² = ${Explorable.number(edge(state.sigma, 0))}` : "";
-    return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(steps[1])} in its first step, and `
-      + `after ${steps.length - 1} steps has ${words(steps.at(-1))}.`;
+    const limit = Explorable.number(edge(state.sigma, 0));
+    const bayes = radius(state) === Infinity ? `, Bayes’ router with 2/σ² = ${limit}` : "";
+    return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(stepped[1])} in its first step, and `
+      + `after ${stepped.length - 1} steps has ${words(stepped.at(-1))}.`;
   }
 
   const power = (exponent) => {
@@ -197,10 +200,11 @@
   Explorable.add("two_gaussians", {
     title: "Choose where the router starts",
     says: "Drag the start, and raise the step until descent jumps where the flow turns.",
-    shows: "The plane of norm and angle of the router, with the paths of the flow and of descent; grey where the norm shrinks.",
+    shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
       { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },
-      { key: "degrees", label: "Angle at the start", min: 1, max: 89, step: 1, value: 70, text: (value) => `${value}°` },
+      { key: "degrees", label: "Angle at the start", min: 1, max: 89, step: 1, value: 70,
+        text: (value) => `${value}°` },
       { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: UNTRUNCATED,
         text: (value) => (value === UNTRUNCATED ? "∞, not truncated" : Explorable.number(value, 1)) },
       { key: "sigma", label: "Standard deviation σ", min: 0.5, max: 1.5, step: 0.05, value: 1 },

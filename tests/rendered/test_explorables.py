@@ -78,6 +78,56 @@ def test_noise_is_that_of_the_package(formulas):
     )
 
 
+def test_softmaxes_are_those_of_the_package(formulas):
+    rng = np.random.default_rng(1)
+    draw = lambda: dict(h=rng.uniform(-2, 2, 4).tolist(), K=int(rng.integers(1, 3)), b=rng.uniform(-0.8, 0.8))  # noqa: E731
+    cases = [draw() for _ in range(SETTINGS)]
+    cases += [case | dict(b=b) for case, b in zip(cases, (-0.8, -0.05, 0.05, 0.8), strict=False)]
+    for rule in (topk_softmax, softmax_topk):
+        kind = str(rule is topk_softmax).lower()
+        shown = formulas("softmaxes", f"f.gates(c.h, c.K, {kind})", cases)
+        agree(shown, torch.stack([rule(torch.tensor(c["h"], dtype=torch.float64), c["K"]) for c in cases]))
+        risk = lambda b, rule=rule: float(threshold.threshold_risk(torch.tensor(b, dtype=torch.float64), rule))  # noqa: E731
+        agree(formulas("softmaxes", f"f.risk(c.b, {kind})", cases), [risk(c["b"]) for c in cases])
+        step = 1e-5  # of central differences, whose error is below 1e-10
+        slopes = [(risk(c["b"] + step) - risk(c["b"] - step)) / (2 * step) for c in cases]
+        agree(formulas("softmaxes", f"f.slope(c.b, {kind})", cases), slopes)
+        reported = []
+        for case in cases:
+            b = torch.tensor(case["b"], dtype=torch.float64, requires_grad=True)
+            reported.append(float(torch.autograd.grad(threshold.threshold_risk(b, rule), b)[0]))
+        shown = formulas("softmaxes", f"f.reported(c.b, {kind})", cases)
+        agree(shown, reported)
+        assert rule is softmax_topk or set(shown) == set(reported) == {0}
+
+
+def test_shift_is_that_of_the_package(formulas):
+    rng = np.random.default_rng(2)
+    cases = [
+        dict(
+            rows=rng.uniform(-0.5, 0.5, (4, 2)).tolist(),
+            c=rng.uniform(-0.75, 0.75, 2).tolist(),
+            x=rng.uniform(-3, 3, 2).tolist(),
+        )
+        for _ in range(SETTINGS)
+    ]
+    moved = formulas("shift", "f.moved(c.rows, c.c)", cases)
+    logits = formulas("shift", "f.logits(f.moved(c.rows, c.c), c.x)", cases)
+    gates = formulas("shift", "[c.rows, f.moved(c.rows, c.c)].map((rows) => f.softmax(f.logits(rows, c.x)))", cases)
+    centred = formulas("shift", "f.moved(c.rows, f.centre(c.rows))", cases)
+    for case, rows, h, (before, after), middle in zip(cases, moved, logits, gates, centred, strict=True):
+        vectors, c, x = (torch.tensor(case[key], dtype=torch.float64) for key in ("rows", "c", "x"))
+        zero = vectors.new_zeros(4)
+        G = MixingMeasure(beta0=zero, beta1=vectors, eta=vectors.new_ones(4, 3))
+        there = identifiability.shifted(G, c, Linear()).beta1
+        scores = Linear().scores(zero, there, x)
+        agree(rows, there)
+        agree(h, scores)
+        agree(after, scores.softmax(-1))
+        agree(before, after)
+        agree(middle, identifiability.centred(G, Linear()).beta1)
+
+
 def races(rng):
     """Starts, rates and a path length, over the range of the handles."""
     for _ in range(SETTINGS):
@@ -168,56 +218,6 @@ def test_lowered_has_the_gates_of_the_package(formulas):
             agree(formulas("lowered", f"f.{name}(c.h)", same), rule(torch.from_numpy(logits), 2))
     kept = [softmax_topk(torch.from_numpy(logits), 2).sum(1).numpy() for logits in (low, h)]
     agree(formulas("lowered", "f.grows(c.h, c.j, c.t)", cases), kept[0] / kept[1])
-
-
-def test_softmaxes_are_those_of_the_package(formulas):
-    rng = np.random.default_rng(1)
-    draw = lambda: dict(h=rng.uniform(-2, 2, 4).tolist(), K=int(rng.integers(1, 3)), b=rng.uniform(-0.8, 0.8))  # noqa: E731
-    cases = [draw() for _ in range(SETTINGS)]
-    cases += [case | dict(b=b) for case, b in zip(cases, (-0.8, -0.05, 0.05, 0.8), strict=False)]
-    for rule in (topk_softmax, softmax_topk):
-        kind = str(rule is topk_softmax).lower()
-        shown = formulas("softmaxes", f"f.gates(c.h, c.K, {kind})", cases)
-        agree(shown, torch.stack([rule(torch.tensor(c["h"], dtype=torch.float64), c["K"]) for c in cases]))
-        risk = lambda b, rule=rule: float(threshold.threshold_risk(torch.tensor(b, dtype=torch.float64), rule))  # noqa: E731
-        agree(formulas("softmaxes", f"f.risk(c.b, {kind})", cases), [risk(c["b"]) for c in cases])
-        step = 1e-5  # of central differences, whose error is below 1e-10
-        slopes = [(risk(c["b"] + step) - risk(c["b"] - step)) / (2 * step) for c in cases]
-        agree(formulas("softmaxes", f"f.slope(c.b, {kind})", cases), slopes)
-        reported = []
-        for case in cases:
-            b = torch.tensor(case["b"], dtype=torch.float64, requires_grad=True)
-            reported.append(float(torch.autograd.grad(threshold.threshold_risk(b, rule), b)[0]))
-        shown = formulas("softmaxes", f"f.reported(c.b, {kind})", cases)
-        agree(shown, reported)
-        assert rule is softmax_topk or set(shown) == set(reported) == {0}
-
-
-def test_shift_is_that_of_the_package(formulas):
-    rng = np.random.default_rng(2)
-    cases = [
-        dict(
-            rows=rng.uniform(-0.5, 0.5, (4, 2)).tolist(),
-            c=rng.uniform(-0.75, 0.75, 2).tolist(),
-            x=rng.uniform(-3, 3, 2).tolist(),
-        )
-        for _ in range(SETTINGS)
-    ]
-    moved = formulas("shift", "f.moved(c.rows, c.c)", cases)
-    logits = formulas("shift", "f.logits(f.moved(c.rows, c.c), c.x)", cases)
-    gates = formulas("shift", "[c.rows, f.moved(c.rows, c.c)].map((rows) => f.softmax(f.logits(rows, c.x)))", cases)
-    centred = formulas("shift", "f.moved(c.rows, f.centre(c.rows))", cases)
-    for case, rows, h, (before, after), middle in zip(cases, moved, logits, gates, centred, strict=True):
-        vectors, c, x = (torch.tensor(case[key], dtype=torch.float64) for key in ("rows", "c", "x"))
-        zero = vectors.new_zeros(4)
-        G = MixingMeasure(beta0=zero, beta1=vectors, eta=vectors.new_ones(4, 3))
-        there = identifiability.shifted(G, c, Linear()).beta1
-        scores = Linear().scores(zero, there, x)
-        agree(rows, there)
-        agree(h, scores)
-        agree(after, scores.softmax(-1))
-        agree(before, after)
-        agree(middle, identifiability.centred(G, Linear()).beta1)
 
 
 @pytest.mark.parametrize("name", PAGES)
