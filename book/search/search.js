@@ -132,7 +132,7 @@ const AT_ONCE = 20;
 function searchPage() {
   const form = document.querySelector(".bd-search-container form"), field = form.elements.q;
   const place = document.getElementById("search-results");
-  const count = element("p", "search-count"), list = element("ol", "search-list"), more = element("button", "btn btn-sm", "Show all");
+  const count = element("p", "search-count"), list = element("ol", "search-list"), more = element("button", "search-more", "Show all");
   count.setAttribute("role", "status");
   count.setAttribute("aria-live", "polite");
   place.append(count, list, more);
@@ -161,6 +161,7 @@ function searchPage() {
     event.preventDefault();
     show();
   });
+  field.focus();
   field.value = new URLSearchParams(location.search).get("q") ?? "";
   show();
 }
