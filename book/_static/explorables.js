@@ -6,7 +6,7 @@
 //   panels    number of drawings, side by side or, on a phone, one below the other; height: of each, in pixels
 //   draw      (kit, state) => draws all; kit.plot(i, {x: [low, high], y: [low, high], xlabel, ylabel, xticks?, yticks?,
 //             equal?, part?: [i, n], the i-th of n parts of its height, keys?: lines of key above it}) gives the i-th
-//             drawing, whose methods take coordinates of the data:
+//             drawing; ticks are values or [value, words]; its methods take coordinates of the data:
 //             line(points, colour, style?), area(points, colour), dot(x, y, colour, open?), arrow(from, to, colour),
 //             bar(x, y, width, colour), text(x, y, words, anchor?), key([[colour, words, style?], ...]), and
 //             grip(x, y, colour, (x, y) => changes, anywhere?), a dot to drag, or to put `anywhere`
@@ -240,6 +240,8 @@ const Explorable = (() => {
         held = away.indexOf(Math.min(...away, REACH));
         if (held >= 0) this.svg.setPointerCapture(event.pointerId);
       });
+      const still = (event) => { if (held >= 0) event.preventDefault(); };  // a finger moves the grip, not the page
+      this.svg.addEventListener("touchstart", still, { passive: false });
       this.svg.addEventListener("pointermove", (event) => {
         if (held >= 0) change(this.grips[held].back(...place(event)));
       });

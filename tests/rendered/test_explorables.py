@@ -314,6 +314,48 @@ def test_the_start_of_the_router_is_dragged_or_clicked(browser):
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_every_grip_can_be_dragged(browser, name):
+    """What it moves are handles: their values change with it, on both sides of where it was."""
+    tab, complaints = opened(browser, PAGES[name])
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    place.locator("svg").scroll_into_view_if_needed()
+    values = lambda: place.locator("input").evaluate_all("all => all.map(e => e.value)")  # noqa: E731
+    for i in range(place.locator(".grip").count()):
+        seen = [values()]
+        for side in (-1, 1):
+            box = place.locator(".grip").nth(i).bounding_box()
+            x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+            tab.mouse.move(x, y)
+            tab.mouse.down()
+            tab.mouse.move(x + 45 * side, y - 9, steps=4)
+            tab.mouse.up()
+            tab.mouse.move(x, y)  # let go: nothing follows
+            seen.append(values())
+        assert seen[1] not in (seen[0], seen[2])
+    assert complaints == []
+    tab.context.close()
+
+
+def test_a_finger_drags_a_grip_and_not_the_page(browser):
+    """From its start c = (0.45, 0.30) the shift of chapter 21 goes left and down with the finger."""
+    context = browser.new_context(viewport={"width": 360, "height": 800}, has_touch=True, is_mobile=True)
+    tab = context.new_page()
+    tab.goto((HTML / PAGES["shift"]).as_uri())
+    tab.wait_for_selector(".explorable section")
+    tab.locator(".explorable svg").evaluate("e => window.scrollTo(0, e.getBoundingClientRect().top + scrollY - 150)")
+    tab.evaluate("() => new Promise(requestAnimationFrame)")
+    before, box = tab.evaluate("scrollY"), tab.locator(".explorable .grip").nth(1).bounding_box()
+    x, y, send = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, context.new_cdp_session(tab).send
+    for kind, i in (("touchStart", 0), *(("touchMove", i) for i in range(1, 9)), ("touchEnd", 0)):
+        points = [{"x": x - 5 * i, "y": y + 6 * i}] if kind != "touchEnd" else []
+        send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    c = tab.locator(".explorable input").evaluate_all("all => all.slice(0, 2).map(e => Number(e.value))")
+    assert c[0] < 0.15 and c[1] < -0.1 and tab.evaluate("scrollY") == before
+    context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_the_book_carries_the_current_explorable(name):
     for path in ("explorables.js", "explorables.css", f"explorables/{name}.js"):
         assert (HTML / "_static" / path).read_bytes() == (STATIC / path).read_bytes()
