@@ -9,7 +9,8 @@
 //             drawing; ticks are values or [value, words]; its methods take coordinates of the data:
 //             line(points, colour, style?), area(points, colour), dot(x, y, colour, open?), arrow(from, to, colour),
 //             bar(x, y, width, colour), text(x, y, words, anchor?), key([[colour, words, style?], ...]), and
-//             grip(x, y, colour, (x, y) => changes), a dot to drag; what it changes has handles, too, for the keyboard
+//             grip(x, y, colour, (x, y) => changes, anywhere?), a dot to drag, or to put `anywhere`
+//             by a click; what it changes has handles, too, for the keyboard
 //   state     {key: value}, what else a state has at the start, for buttons to change
 //   readout   (state) => the result in one sentence, with its numbers
 //   formulas  {name: pure function}, for tests as Explorable.formulas[name of the explorable][name of the function]
@@ -181,7 +182,7 @@ const Explorable = (() => {
       });
     }
 
-    grip(x, y, name, moved) {
+    grip(x, y, name, moved, anywhere = false) {
       const [cx, cy] = [this.X(x), this.Y(y)];
       shape(this.svg, "circle", { cx, cy, r: REACH, class: "grip" });
       shape(this.svg, "circle", { cx, cy, r: 8, fill: colour(name), class: "grip-dot" });
@@ -190,7 +191,7 @@ const Explorable = (() => {
         xs[0] + (left - box.left) / (box.right - box.left) * (xs[1] - xs[0]),
         ys[0] + (box.bottom - top) / (box.bottom - box.top) * (ys[1] - ys[0]),
       );
-      this.grips.push({ cx, cy, back });
+      this.grips.push({ cx, cy, back, anywhere });
     }
   }
 
@@ -243,6 +244,10 @@ const Explorable = (() => {
       this.svg.addEventListener("touchstart", still, { passive: false });
       this.svg.addEventListener("pointermove", (event) => {
         if (held >= 0) change(this.grips[held].back(...place(event)));
+      });
+      this.svg.addEventListener("click", (event) => {
+        const grip = this.grips.find(({ anywhere }) => anywhere);
+        if (grip) change(grip.back(...place(event)));
       });
       ["pointerup", "pointercancel"].forEach((kind) => this.svg.addEventListener(kind, () => { held = -1; }));
     }

@@ -170,7 +170,7 @@
     plot.line(steps, "measured", "thin");
     apart(steps).forEach(([x, y]) => plot.dot(x, y, "measured"));
     plot.line(path.map(place), "bound");
-    plot.grip(state.norm, state.degrees, "ink", (norm, degrees) => ({ norm, degrees }));
+    plot.grip(state.norm, state.degrees, "ink", (norm, degrees) => ({ norm, degrees }), true);
     plot.key([
       ["bound", "flow"], ["measured", "descent with a fixed step", "thin"],
       ["muted", "grey: the norm shrinks", "thin"],
@@ -199,7 +199,7 @@
 
   Explorable.add("two_gaussians", {
     title: "Choose where the router starts",
-    says: "Drag the start, and raise the step until descent jumps where the flow turns.",
+    says: "Drag or click the start, and raise the step until descent jumps where the flow turns.",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
       { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },

@@ -296,7 +296,7 @@ def test_the_output_gives_the_hidden_gate_away(browser):
     tab.context.close()
 
 
-def test_the_start_of_the_router_is_dragged(browser):
+def test_the_start_of_the_router_is_dragged_or_clicked(browser):
     tab, place, says = at_work(browser, "two_gaussians")
     before = says()
     place.locator("circle.grip").scroll_into_view_if_needed()
@@ -308,6 +308,8 @@ def test_the_start_of_the_router_is_dragged(browser):
     tab.mouse.up()
     norm, angle = (place.get_by_label(of).get_attribute("aria-valuetext") for of in ("Norm at", "Angle at"))
     assert float(norm) > 0.6 and int(angle[:-1]) < 65 and says() != before
+    tab.mouse.click(x, y)
+    assert says() == before
     tab.context.close()
 
 
