@@ -40,6 +40,12 @@ MENDED = [
         r'<summary><span class="collapsed">\1</span><span class="expanded">\2</span></summary>',
     ),
     (r'(<meta name="viewport"[^>]*>)\s*<meta name="viewport"[^>]*>', r"\1"),
+    # a verdict box is a group with a heading
+    (
+        r'<div class="claim-card ([^"]*)" id="(claim-[^"]*)"><p class="claim-head">',
+        r'<div class="claim-card \1" id="\2" role="group" aria-labelledby="\2-head">'
+        r'<p class="claim-head" id="\2-head" role="heading" aria-level="4">',
+    ),
     (r'<th halign="(\w+)"', r'<th style="text-align: \1"'),
     (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
     # the book has a search of its own
