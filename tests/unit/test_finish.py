@@ -107,7 +107,9 @@ def test_what_browsers_stumble_over_is_mended():
     assert mended(fold) == (
         '<summary><span class="collapsed">Code: the race</span><span class="expanded">Hide the code</span></summary>'
     )
-    card = BeautifulSoup(mended('<div class="claim-card a b" id="claim-c"><p class="claim-head">d</p></div>'), "html.parser")
+    card = BeautifulSoup(
+        mended('<div class="claim-card a b" id="claim-c"><p class="claim-head">d</p></div>'), "html.parser"
+    )
     assert card.div["role"] == "group" and card.p["role"] == "heading" and card.div["aria-labelledby"] == card.p["id"]
     for script in ('src="../_static/searchtools.js"', 'defer src="a/scripts/fontawesome.js?d=1"'):
         assert mended(f"<script {script}></script>") == ""
