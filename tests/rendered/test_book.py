@@ -1,5 +1,6 @@
 """Every page of the rendered book, read as its reader does: offline, wide and narrow, light and dark."""
 
+import gzip
 import json
 import re
 from functools import cache
@@ -29,6 +30,10 @@ TORN = """() => [...document.querySelectorAll('article .held')].filter(e => e.of
     range.selectNodeContents(e.lastChild);
     return e.lastChild.data && range.getBoundingClientRect().top > formula.bottom;
 }).map(e => e.parentElement.innerText.slice(0, 80))"""
+#: Boxes of an article that scroll sideways and do not say so.
+SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth
+    && !e.classList.contains('scrolls') && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
+    .map(e => `${e.tagName}.${e.className}`)"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
@@ -99,10 +104,12 @@ def test_page_reads_offline(windows, page, width, scheme):
     assert tab.evaluate(RENDERED) == [], "unrendered formulas"
     assert tab.evaluate(TORN) == [], "signs apart from their formulas"
     assert tab.evaluate(BROKEN) == [], "broken images"
+    assert tab.evaluate(SILENT) == [], "what scrolls without a sign"
     assert tab.evaluate("() => document.documentElement.dataset.theme") == scheme
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
     text = tab.inner_text("article")
     assert not re.search(r":::|\{(doc|eq|prf:ref|cite:p)\}", text), "raw MyST"
+    assert tab.locator("h1").count() == 1 and tab.locator("summary p, summary[aria-label]").count() == 0
     if page in NUMBERED and APPENDIX not in page:
         has_boxes_cards_and_exercises(tab)
     if page in CHAPTERS:
@@ -335,6 +342,26 @@ def test_a_page_is_light_and_its_ids_are_its_own(page):
     assert (HTML / page).stat().st_size < 1.5e6
     ids = re.findall(r'<[^>]*\sid="([^"]+)"', (HTML / page).read_text(encoding="utf-8"))
     assert sorted(ids) == sorted(set(ids))
+
+
+HEAVY = {"script": "src", "link[rel=stylesheet]": "href"}
+FONTS = ("latinmodernmath.woff2", "Temml.woff2")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_weighs_little(page):
+    """At most 350 kB compressed, pictures apart: text, scripts, styles, fonts of formulas; and no font of icons."""
+    text = (HTML / page).read_text(encoding="utf-8")
+    soup = BeautifulSoup(text, "html.parser")
+    files = {str(tag[kind]).partition("?")[0] for name, kind in HEAVY.items() for tag in soup.select(f"{name}[{kind}]")}
+    if explorables := soup.select(".explorable"):
+        names = {"explorables.js", "explorables.css", *(f"{tag['data-explorable']}.js" for tag in explorables)}
+        files |= {f"{'../' * page.count('/')}explorables/{name}" for name in names}
+    loaded = [((HTML / page).parent / file).read_bytes() for file in files]
+    bare = re.sub(r'src="data:image/[^"]+"', "", text).encode()
+    fonts = sum((HTML / "_static" / name).stat().st_size for name in FONTS)  # which are compressed
+    assert len(loaded) > 10 and sum(len(gzip.compress(part)) for part in [bare, *loaded]) + fonts < 350_000
+    assert not soup.select('[class~="fa-solid"], [class~="fas"], [class~="fa-regular"]')
 
 
 def test_errata_are_the_claims_that_say_something_new():
