@@ -90,8 +90,8 @@
       return `${head} The length of F goes from ${before} to ${after}. Which gate does that?`;
     }
     const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
-    const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to ${after}, `
-      + `by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
+    const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to `
+      + `${after}, by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return both;
     return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
   }
