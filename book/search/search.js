@@ -3,12 +3,13 @@
 const KINDS = "theorem|lemma|proposition|corollary|definition|observation|exercise|remark|assumption|algorithm|table|"
   + "figure|claim|section|chapter|appendix|eq";
 // A place with its number, such as Lemma 5.1; or a word, with what hyphens and points hold to it, such as chen-lem-5.1.
-const TOKEN = new RegExp(`\\b(?:${KINDS})s?\\.? (?:[a-z]{1,2}\\.?)?\\d+(?:\\.\\d+)*|[\\p{L}\\d]+(?:[-._/][\\p{L}\\d]+)*`, "giu");
-const STOP = new Set(("a an the is are was were be been am my your our i we you it its of to in on at for by with and or does do "
-  + "did how what when which why who whom then than that this these those as if can could should will would there any "
+const PLACE = `\\b(?:${KINDS})s?\\.? (?:[a-z]{1,2}\\.?)?\\d+(?:\\.\\d+)*`;
+const TOKEN = new RegExp(`${PLACE}|[\\p{L}\\d]+(?:[-._/][\\p{L}\\d]+)*`, "giu");
+const STOP = new Set(("a an the is are was were be been am my your our i we you it its of to in on at for by with and or does "
+  + "do did how what when which why who whom then than that this these those as if can could should will would there any "
   + "anything has have had so from but into me").split(" "));
-const GREEK = Object.fromEntries(("α alpha β beta γ gamma δ delta ε epsilon ζ zeta η eta θ theta κ kappa λ lambda μ mu ν nu "
-  + "ξ xi π pi ρ rho σ sigma τ tau φ phi χ chi ψ psi ω omega").match(/\S+ \S+/g).map((pair) => pair.split(" ")));
+const GREEK = Object.fromEntries(("α alpha β beta γ gamma δ delta ε epsilon ζ zeta η eta θ theta κ kappa λ lambda "
+  + "μ mu ν nu ξ xi π pi ρ rho σ sigma τ tau φ phi χ chi ψ psi ω omega").match(/\S+ \S+/g).map((pair) => pair.split(" ")));
 
 // Singular, without -ing and -ed, British and American spelling as one: routes, routed and routing are one word.
 function stem(word) {
@@ -51,7 +52,9 @@ function indexed({ pages, entries }) {
     ({ id, address: `${pages[page][0]}#${anchor}`, page: pages[page][1], kind, title, names, text }));
   const search = new MiniSearch({
     fields: Object.keys(FIELDS), tokenize: words, processTerm: (term) => term,
-    searchOptions: { boost: FIELDS, prefix: (term) => term.length > 3 && !/\d/.test(term), weights: { prefix: 0.2, fuzzy: 0.1 } },
+    searchOptions: {
+      boost: FIELDS, prefix: (term) => term.length > 3 && !/\d/.test(term), weights: { prefix: 0.2, fuzzy: 0.1 },
+    },
   });
   search.addAll(found);
   return { search, found };
@@ -132,7 +135,8 @@ const AT_ONCE = 20;
 function searchPage() {
   const form = document.querySelector(".bd-search-container form"), field = form.elements.q;
   const place = document.getElementById("search-results");
-  const count = element("p", "search-count"), list = element("ol", "search-list"), more = element("button", "search-more", "Show all");
+  const count = element("p", "search-count"), list = element("ol", "search-list");
+  const more = element("button", "search-more", "Show all");
   count.setAttribute("role", "status");
   count.setAttribute("aria-live", "polite");
   place.append(count, list, more);
