@@ -32,8 +32,8 @@ TORN = """() => [...document.querySelectorAll('article .held')].filter(e => e.of
 }).map(e => e.parentElement.innerText.slice(0, 80))"""
 #: Boxes of an article that scroll sideways and do not say so.
 SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth
-    && !e.classList.contains('scrolls') && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
-    .map(e => `${e.tagName}.${e.className}`)"""
+    && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
+    && !e.classList.contains('scrolls')).map(e => `${e.tagName}.${e.className}`)"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
