@@ -1,4 +1,4 @@
-// The ledger's filter, and scrolling boxes that the keyboard reaches. No library, no network.
+// The ledger's filter, scrolling boxes that the keyboard reaches, figures that move. No library, no network.
 
 function filterLedger(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
@@ -21,7 +21,6 @@ function filterLedger(form, rows) {
     show();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.hidden = false;
   show();
 }
 
@@ -37,77 +36,53 @@ function lightNeighbours(map) {
   ["pointerover", "pointerleave", "focusin", "focusout"].forEach((kind) => map.addEventListener(kind, light));
 }
 
+// Everything is measured before anything is changed, or each change would lay the page out anew.
 // A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
 // An inline box has no width of its own (clientWidth 0) and never scrolls.
-function markScrolling(box) {
-  const wider = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 4);
-  const scrolls = wider && ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
-  box.classList.toggle("scrolls", scrolls);
-  if (scrolls) box.tabIndex = 0;
-  else box.removeAttribute("tabindex");
-}
-
-const BOXES = "article pre, article div.math, article .claim-card, article .erratum, article :is(figure, div).book-figure, "
-  + "article figure.align-default, article .erratum table, "
-  + "article .pst-scrollable-table-container, article .table-wrapper, article mjx-container";
-
-const INLINE = "article mjx-container:not([display])";
-
-// A line may break on either side of an inline formula: the signs that belong to it are held to it.
-function holdSigns() {
-  document.querySelectorAll(INLINE).forEach((formula) => {
-    const outer = formula.closest("span.math") ?? formula;
-    if (outer.closest(".held")) return;
-    const { previousSibling: before, nextSibling: after } = outer;
-    const text = (node) => (node?.nodeType === Node.TEXT_NODE ? node.data : "");
-    const opening = text(before).match(/[([“‘]+$/)?.[0] ?? "";
-    const closing = text(after).match(/^(?:-(?:th|st|nd|rd)\b)?[)\]}.,;:!?…”’'%]*/)[0];
-    if (!opening && !closing) return;
-    const held = document.createElement("span");
-    held.className = "held";
-    held.style.setProperty("--signs", opening.length + closing.length);
-    outer.replaceWith(held);
-    held.append(opening, outer, closing);
-    if (opening) before.data = before.data.slice(0, -opening.length);
-    if (closing) after.data = after.data.slice(closing.length);
-  });
-}
-
-// An inline formula that its line cannot hold, with its signs, gets a box of its own to scroll in.
-function boxWideFormulas() {
-  const formulas = [...document.querySelectorAll(INLINE)];
-  formulas.forEach((formula) => formula.classList.remove("wide"));
-  const wide = formulas.filter((formula) => {
-    const outer = formula.closest("span.math") ?? formula, held = formula.closest(".held");
-    let around = (held ?? outer).parentElement;
-    while (around && !around.clientWidth) around = around.parentElement;  // what is inline has no width of its own
-    return around && formula.offsetWidth + (held ? held.offsetWidth - outer.offsetWidth : 0) > around.clientWidth;
-  });
-  wide.forEach((formula) => formula.classList.add("wide"));
-}
-
 function markAll() {
-  holdSigns();
-  boxWideFormulas();
-  document.querySelectorAll(BOXES).forEach(markScrolling);
+  const boxes = [...document.querySelectorAll(BOXES)];
+  const scrolls = boxes.map((box) => {
+    const wider = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 4);
+    return wider && ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
+  });
+  boxes.forEach((box, k) => {
+    box.classList.toggle("scrolls", scrolls[k]);
+    if (scrolls[k]) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  });
 }
+
+const BOXES = "article pre, article div.math > math, article .claim-card, article .erratum, "
+  + "article :is(figure, div).book-figure, article figure.align-default, article .erratum table, "
+  + "article .pst-scrollable-table-container, article .table-wrapper, article span.math";
 
 // Buttons of the theme are named by what they show, and its lists hold items.
 function mendTheme() {
   document.querySelectorAll(".citation-list[role=list] > *").forEach((entry) => entry.setAttribute("role", "listitem"));
-  document.querySelectorAll("button[aria-label], summary[aria-label]").forEach((button) => {
+  document.querySelectorAll("button[aria-label]").forEach((button) => {
     const shown = button.innerText.trim().replace(/\s+/g, " ");
     if (shown && !button.getAttribute("aria-label").includes(shown)) button.setAttribute("aria-label", shown);
   });
 }
 
+// A figure that moves brings its script with it; addresses are taken from this script's, so that it works from disk.
+const EXPLORABLES = new URL("../explorables/", document.currentScript.src);
+function loadExplorables(places) {
+  const put = (name, made) => document.head.append(Object.assign(document.createElement(name), made));
+  const script = (path) => put("script", { src: new URL(path, EXPLORABLES), async: false });
+  put("link", { rel: "stylesheet", href: new URL("explorables.css", EXPLORABLES) });
+  script("explorables.js");
+  new Set(places.map((place) => place.dataset.explorable)).forEach((name) => script(`${name}.js`));
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  const places = [...document.querySelectorAll(".explorable")];
+  if (places.length) loadExplorables(places);
   const form = document.querySelector("form.ledger-filter");
   if (form) filterLedger(form, [...document.querySelectorAll("table.ledger tbody tr")]);
   document.querySelectorAll(".claim-map").forEach(lightNeighbours);
   mendTheme();
   markAll();
   addEventListener("resize", markAll);
-  window.MathJax?.startup?.promise?.then(markAll);
 });
 addEventListener("load", markAll);

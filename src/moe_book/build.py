@@ -22,9 +22,10 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from moe_book import api, claims, pages
+from moe_book import api, claims, pages, search
 from moe_book.decisions import decisions
 from moe_book.experiments.catalogue import entries
+from moe_book.finish import finish
 from moe_book.glue import glued, put_in
 from moe_book.notebooks import notebooks, page
 from moe_book.sabotage.outcomes import by_claim, equivalents
@@ -32,6 +33,8 @@ from moe_book.sabotage.outcomes import by_claim, equivalents
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
 RESULTS = SOURCES / "moe_book" / "results"
+STATIC = ROOT / "book" / "_static"
+SCRIPTS = ("explorables", "search")  # of some pages; those of _static are loaded by all
 BUILD = ROOT / "_build"
 EXECUTED, SOURCE, HTML = BUILD / "executed", BUILD / "source", BUILD / "html"
 PACKAGES = ("moe_theory", "moe_book")
@@ -237,7 +240,8 @@ def stage(source: Path, config: str) -> dict:
         texts = pool.map(pages.presented, map(executed, chapters()), *shared)
         wanted |= {f"notebooks/{page(n)}.ipynb": text.encode() for n, text in zip(chapters(), texts, strict=True)}
     prose = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "book").glob("*.md")}
-    wanted |= {f"_static/{p.name}": p.read_bytes() for p in (ROOT / "book" / "_static").iterdir()}
+    wanted |= {f"_static/{p.relative_to(STATIC)}": p.read_bytes() for p in STATIC.rglob("*") if p.is_file()}
+    wanted |= {f"{name}/{p.name}": p.read_bytes() for name in SCRIPTS for p in (ROOT / "book" / name).iterdir()}
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
@@ -275,6 +279,9 @@ def render(source: Path, output: Path, config: str) -> None:
     shutil.copytree(work / "_build" / "html", output)
     # Sphinx copies it with changed pages only
     shutil.copytree(source / "_static", output / "_static", dirs_exist_ok=True)
+    shutil.copytree(source / "explorables", output / "explorables")
+    search.install(output, source / "search")
+    finish(output)
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

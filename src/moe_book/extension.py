@@ -15,6 +15,7 @@ from docutils import nodes
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.plain import Style
 from pybtex.style.labels import BaseLabelStyle
+from sphinx.ext.mathjax import html_visit_displaymath, html_visit_math
 from sphinx_external_toc.collectors import TocTreeCollectorWithStyles as Collector
 
 import moe_book
@@ -158,6 +159,8 @@ def setup(app):
     """What Sphinx calls to load this module."""
     register_plugin("pybtex.style.formatting", "authoryear", Labelled)
     Collector.assign_section_numbers = number_by_file(Collector.assign_section_numbers)
+    app.add_config_value("comments_config", {}, "html")  # which Jupyter Book sets for an extension that is left out
+    app.add_html_math_renderer("marked", (html_visit_math, None), (html_visit_displaymath, None))
     app.connect("html-page-context", describe)
     app.connect("html-page-context", without_repeated_ids)
     app.connect("html-page-context", titled_proofs)

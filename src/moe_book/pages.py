@@ -371,7 +371,7 @@ def _choices(ledger: dict) -> str:
         for name, options in values.items()
     )
     text = '<label>text <input type="search" name="text"></label>'
-    return f'<form class="ledger-filter" hidden>{selects}{text}<output aria-live="polite"></output></form>'
+    return f'<form class="ledger-filter pst-js-only">{selects}{text}<output aria-live="polite"></output></form>'
 
 
 def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
@@ -387,9 +387,9 @@ def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
             '<a href="map.html">A map shows which claim rests on which.</a> '
             '<a href="../ledger.json">The same as JSON.</a>\n',
             _choices(ledger),
-            f'<table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
+            f'<div class="table-wrapper"><table class="ledger mathjax_process"><thead><tr>{head}</tr></thead><tbody>',
             *(_row(row, known) for row in ledger["claims"]),
-            "</tbody></table>\n",
+            "</tbody></table></div>\n",
         ]
     )
 
@@ -409,7 +409,6 @@ def _erratum(row: dict, known: Mapping[str, Box]) -> str:
 
 def errata_page(ledger: dict, known: Mapping[str, Box]) -> str:
     """The claims whose verdict says something their paper does not, first what changes a conclusion."""
-    # Sphinx loads MathJax where it sees a formula; those in HTML it does not see, so each page's first words hold one
     out = [
         "# Errata and sharper forms\n",
         "Claims whose verdict says something their paper does not, what changes a conclusion first, each with the note "

@@ -27,7 +27,6 @@ PDF = build.BUILD / "moe-theory.pdf"
 #: and nothing that a screen would scroll: what is wider than its column is drawn smaller.
 #: Chromium keeps the places of those anchors alone that a page itself leads to, so each leads to all that others name.
 READY = """async ([anchors, root, pages]) => {
-  if (window.MathJax) await MathJax.startup.promise;
   document.documentElement.dataset.theme = "light";
   document.querySelectorAll("details.hide").forEach(d => d.remove());
   document.querySelectorAll(".toggle-hidden").forEach(d => d.classList.remove("toggle-hidden"));
@@ -37,9 +36,6 @@ READY = """async ([anchors, root, pages]) => {
   for (const box of document.querySelectorAll(WIDE))
     if (box.clientWidth && box.scrollWidth > box.clientWidth + 1)
       (box.querySelector(":scope > table") ?? box).style.zoom = 0.99 * box.clientWidth / box.scrollWidth;
-  document.querySelectorAll("article mjx-container.wide").forEach(e => {
-    if (e.scrollWidth > e.clientWidth + 1) e.style.fontSize = `${99 * e.clientWidth / e.scrollWidth}%`;
-  });
   for (const a of [...document.links])
     if (a.href.startsWith(root) && !pages.includes(a.href.split(/[?#]/)[0])) a.removeAttribute("href");
   const links = document.createElement("div");
@@ -48,7 +44,7 @@ READY = """async ([anchors, root, pages]) => {
   document.body.append(links);
 }""".replace(
     "WIDE",
-    '"article figure, article div.math, article mjx-container[display], article .claim-card, article .erratum, '
+    '"article figure, article div.math > math, article .claim-card, article .erratum, '
     'article .table-wrapper, article .pst-scrollable-table-container"',
 )
 #: The theme prints no title, for its own stands in what is left out here; and no table of its breaks.
@@ -57,7 +53,7 @@ STYLE = """
 #jb-print-docs-body, #jb-print-toc, .headerlink, .toggle-button, .copybtn, .ledger-filter { display: none !important }
 .bd-main .bd-content .bd-article h1:first-of-type { display: block !important }
 h1, h2, h3, h4, .rubric, .claim-head, .erratum > p:first-child, p:has(+ ul, + ol, + dl, + table) { break-after: avoid }
-h1, h2, h3, h4, figure:has(img), img, tr, div.math, mjx-container { break-inside: avoid }
+h1, h2, h3, h4, figure:has(img), img, tr, div.math, math { break-inside: avoid }
 table, pre, .cell_input, .cell_output { break-inside: auto !important }
 p, li, pre { orphans: 3; widows: 3 }
 pre { white-space: pre-wrap !important }

@@ -65,11 +65,23 @@ CONFIG = yaml.safe_load((build.ROOT / "_config.yml").read_text())
 #: The parser that renders the book.
 MYST = create_md_parser(MdParserConfig(enable_extensions=CONFIG["parse"]["myst_enable_extensions"]), RendererHTML)
 NAMED = re.compile(r"\{(?P<name>[\w:]+)\}[ \t]*(?P<argument>.*)")
-DOCUMENT = re.compile(r"(?:\.\./)*(?:notebooks/|book/)?(?:appendix/)?(\w+)\.(?:ipynb|md)")
+DOCUMENT = re.compile(r"(?:\.\./)*(?:notebooks/|book/)?(?:appendix/)?(\w+)\.(?:ipynb|md)(#[\w-]+)?")
 TITLED = re.compile(r"(?:(?P<own>.+?)\s*<)?(?P<target>[^<>]+)>?", re.DOTALL)
 OPTION = re.compile(r":(?P<key>[\w-]+):[ \t]*(?P<value>.*)")
 #: The others are notebooks.
-PAGES = ("index", "notation", "running", "verdicts", "api", "your_own", "ledger", "map", "errata", "references")
+PAGES = (
+    "index",
+    "questions",
+    "notation",
+    "running",
+    "verdicts",
+    "api",
+    "your_own",
+    "ledger",
+    "map",
+    "errata",
+    "references",
+)
 QUOTED = ("note", "tip", "important", "exercise", "admonition")  # besides all of sphinx-proof: they become block quotes
 SOURCE = {  # how an inline token whose content is not Markdown stands in the source
     "code_inline": lambda t: f"{t.markup}{t.content}{t.markup}",
@@ -239,7 +251,7 @@ def _inline(token: Token, text: str, at: int, refs: References, here: str) -> It
         if child.type == "myst_role":
             yield Edit(*found.span(), refs.role(child.meta["name"], child.content, here))
         elif child.type == "link_open" and (document := DOCUMENT.fullmatch(str(child.attrs["href"]))):
-            yield Edit(*found.span(), f"]({refs.page(document[1], here)}")
+            yield Edit(*found.span(), f"]({refs.page(document[1], here)}{document[2] or ''}")
     yield Edit(at, at, "")
 
 

@@ -1,5 +1,6 @@
 """Every page of the rendered book, read as its reader does: offline, wide and narrow, light and dark."""
 
+import gzip
 import json
 import re
 from functools import cache
@@ -21,19 +22,23 @@ LABELS = {p: label(p.removeprefix("notebooks/").removesuffix(".html")) for p in 
 NUMBERED = [p for p in CHAPTERS if LABELS[p]]  # the others settle no claim
 
 RENDERED = """() => [...document.querySelectorAll('.math, figcaption.mathjax_process, table.book-table :is(th, td)')]
-    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText) || e.querySelector('mjx-merror, [mathcolor=red]'))
+    .filter(e => /\\\\\\(|\\\\\\[|\\$/.test(e.innerText))
     .map(e => e.innerText.slice(0, 80))"""
 #: Inline formulas whose sign, held to them, stands below them or out of sight.
 TORN = """() => [...document.querySelectorAll('article .held')].filter(e => e.offsetWidth).filter(e => {
-    const range = document.createRange(), formula = e.querySelector('mjx-container').getBoundingClientRect();
+    const range = document.createRange(), formula = e.querySelector('math').getBoundingClientRect();
     range.selectNodeContents(e.lastChild);
     return e.lastChild.data && range.getBoundingClientRect().top > formula.bottom;
 }).map(e => e.parentElement.innerText.slice(0, 80))"""
+#: Boxes of an article that scroll sideways and do not say so.
+SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth
+    && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
+    && !e.classList.contains('scrolls')).map(e => `${e.tagName}.${e.className}`)"""
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
 #: Formulas and highlighted code are one element each for the check of accessibility: it takes seconds, not a minute.
-THINNED = """() => { document.querySelectorAll('mjx-container').forEach(e => e.replaceChildren());
+THINNED = """() => { document.querySelectorAll('math').forEach(e => e.replaceChildren());
     document.querySelectorAll('article pre').forEach(e => { e.textContent = e.textContent; }); }"""
 
 
@@ -69,8 +74,7 @@ def load(tab, complaints, page):
     complaints.clear()
     tab.goto((HTML / page).as_uri())
     tab.wait_for_selector("article h1")  # of where the first page leads, too: nothing is asked of a page on its way
-    tab.wait_for_function("() => document.readyState == 'complete' && !(window.MathJax && !MathJax.startup?.promise)")
-    tab.evaluate("() => window.MathJax && MathJax.startup.promise")
+    tab.wait_for_function("() => document.readyState == 'complete'")
 
 
 def opened(browser, page, width=1280, scheme="light"):
@@ -100,10 +104,12 @@ def test_page_reads_offline(windows, page, width, scheme):
     assert tab.evaluate(RENDERED) == [], "unrendered formulas"
     assert tab.evaluate(TORN) == [], "signs apart from their formulas"
     assert tab.evaluate(BROKEN) == [], "broken images"
+    assert tab.evaluate(SILENT) == [], "what scrolls without a sign"
     assert tab.evaluate("() => document.documentElement.dataset.theme") == scheme
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
     text = tab.inner_text("article")
     assert not re.search(r":::|\{(doc|eq|prf:ref|cite:p)\}", text), "raw MyST"
+    assert tab.locator("h1").count() == 1 and tab.locator("summary p, summary[aria-label]").count() == 0
     if page in NUMBERED and APPENDIX not in page:
         has_boxes_cards_and_exercises(tab)
     if page in CHAPTERS:
@@ -161,15 +167,6 @@ def test_the_front_page_leads_to_the_book(browser):
     tab, complaints = opened(browser, "index.html")
     assert "Mixture of Experts" in tab.inner_text("article h1") and complaints == []
     tab.context.close()
-
-
-def test_search_finds_a_chapter(browser):
-    context = browser.new_context()
-    tab = context.new_page()
-    tab.goto((HTML / "search.html").as_uri() + "?q=Lipschitz")
-    tab.wait_for_selector("#search-results li a", timeout=10_000)
-    assert any("03_" in h for h in tab.eval_on_selector_all("#search-results a", "links => links.map(a => a.href)"))
-    context.close()
 
 
 def test_ledger_and_front_page_say_what_the_json_says(browser):
@@ -345,6 +342,26 @@ def test_a_page_is_light_and_its_ids_are_its_own(page):
     assert (HTML / page).stat().st_size < 1.5e6
     ids = re.findall(r'<[^>]*\sid="([^"]+)"', (HTML / page).read_text(encoding="utf-8"))
     assert sorted(ids) == sorted(set(ids))
+
+
+HEAVY = {"script": "src", "link[rel=stylesheet]": "href"}
+FONTS = ("latinmodernmath.woff2", "Temml.woff2")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_weighs_little(page):
+    """At most 350 kB compressed, pictures apart: text, scripts, styles, fonts of formulas; and no font of icons."""
+    text = (HTML / page).read_text(encoding="utf-8")
+    soup = BeautifulSoup(text, "html.parser")
+    files = {str(tag[kind]).partition("?")[0] for name, kind in HEAVY.items() for tag in soup.select(f"{name}[{kind}]")}
+    if explorables := soup.select(".explorable"):
+        names = {"explorables.js", "explorables.css", *(f"{tag['data-explorable']}.js" for tag in explorables)}
+        files |= {f"{'../' * page.count('/')}explorables/{name}" for name in names}
+    loaded = [((HTML / page).parent / file).read_bytes() for file in files]
+    bare = re.sub(r'src="data:image/[^"]+"', "", text).encode()
+    fonts = sum((HTML / "_static" / name).stat().st_size for name in FONTS)  # which are compressed
+    assert len(loaded) > 10 and sum(len(gzip.compress(part)) for part in [bare, *loaded]) + fonts < 350_000
+    assert not soup.select('[class~="fa-solid"], [class~="fas"], [class~="fa-regular"]')
 
 
 def test_errata_are_the_claims_that_say_something_new():

@@ -208,7 +208,7 @@ def test_an_appendix_page_and_its_chapter_lead_to_each_other(page):
     (chapter,) = (p for p in NUMBERED if p.startswith(f"notebooks/{page.split('/')[-1][:2]}_"))
     for here, there in ((page, chapter), (chapter, page)):
         text = "\n".join(c.source for c in nbformat.read(build.ROOT / f"{here}.ipynb", 4).cells)
-        links = re.findall(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", text)
+        links = re.findall(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", text) + re.findall(r"\]\(([^()#]+)\.ipynb#", text)
         paths = {(build.ROOT / here).parent.joinpath(link).resolve() for link in links}
         assert build.ROOT / there in paths, f"{here} does not lead to {there}"
 

@@ -47,8 +47,8 @@ def plain(source):
         ("(a-target)=\n# Title", "# Title"),
         ("$$\nx\n$$ (eq-a)\n\nNext.", f"{at('eq-a')}\n\n$$\nx \\tag{{1.1}}$$\n\nNext."),
         (
-            "[One](01_one.ipynb), [more](../book/ledger.md)",
-            "[One](../notebooks/01_one.html), [more](../book/ledger.html)",
+            "[One](01_one.ipynb#a-b), [more](../book/ledger.md)",
+            "[One](../notebooks/01_one.html#a-b), [more](../book/ledger.html)",
         ),
         (":::{prf:proof}\nBy {eq}`eq-a`.\n:::", "*Proof.*\n\nBy [(1.1)](#eq-a).\n\n∎"),
         (":::{exercise} Name\n:label: ex\n\nDo.\n:::", f"> {at('ex')}**Exercise 1.1 (Name).**\n>\n>\n> Do."),

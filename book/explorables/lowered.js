@@ -1,0 +1,123 @@
+// One token of chapter 26: an unselected logit is lowered, and the output moves or does not.
+
+(() => {
+  const K = 2;
+
+  function softmax(h) {
+    const top = Math.max(...h), e = h.map((hi) => Math.exp(hi - top)), sum = e.reduce((a, b) => a + b);
+    return e.map((ei) => ei / sum);
+  }
+
+  // True at the K largest logits.
+  function selected(h) {
+    const best = h.map((_, i) => i).sort((i, j) => h[j] - h[i]).slice(0, K);
+    return h.map((_, i) => best.includes(i));
+  }
+
+  // The gates, 0 where an expert is not selected: a softmax over all logits, or over the selected ones only.
+  const fullSoftmax = (h) => softmax(h).map((pi, i) => (selected(h)[i] ? pi : 0));
+  const renormalized = (h) => softmax(h.map((hi, i) => (selected(h)[i] ? hi : -Infinity)));
+  const GATES = { renormalized, fullSoftmax };
+
+  const lowered = (h, j, t) => h.map((hi, i) => (i === j ? hi - t : hi));
+  const output = (gates, answers) => [0, 1].map((x) => gates.reduce((sum, g, i) => sum + g * answers[i][x], 0));
+
+  // By this factor the output of the full-softmax gate grows: 1 / (1 - pi_j (1 - e^-t)).
+  const grows = (h, j, t) => 1 / (1 - softmax(h)[j] * (1 - Math.exp(-t)));
+
+  const distance = ([a, b], [c, d]) => Math.hypot(a - c, b - d);
+
+  // The unselected expert of some rank, 3 to 6 from the largest logit on.
+  const ranked = (h, rank) => h.map((_, i) => i).sort((i, j) => h[j] - h[i])[rank - 1];
+
+  // A layer for one token: six logits, and six answers in the plane; drawn again until the picture can show it.
+  function layer(seed) {
+    const next = Explorable.normals(seed);
+    for (;;) {
+      const h = Array.from({ length: 6 }, next), answers = h.map(() => [next(), next()]);
+      const inside = answers.flat().every((part) => Math.abs(part) < 2);
+      const crowded = answers.some((p, i) => answers.slice(0, i).some((q) => distance(p, q) < 0.5));
+      const length = Math.hypot(...output(renormalized(h), answers)), matters = softmax(h)[ranked(h, 3)] > 0.1;
+      if (inside && !crowded && length > 0.8 && length < 2 && matters) return { h, answers };
+    }
+  }
+
+  const seen = Explorable.remembered((state) => {
+    const { h, answers } = layer(state.seed), j = ranked(h, state.rank), now = lowered(h, j, state.t);
+    const ends = (gate) => [h, now].map((logits) => output(GATES[gate](logits), answers));
+    return { h, answers, j, now, ends, factor: grows(h, j, state.t) };
+  });
+
+  const NAMES = { renormalized: "renormalized", fullSoftmax: "full softmax" };
+  const COLOURS = { renormalized: "topk_softmax", fullSoftmax: "softmax_topk" };
+
+  function drawOutputs(plot, state) {
+    const { h, answers, j, ends } = seen(state);
+    answers.forEach(([x, y], i) => {
+      plot.dot(x, y, i === j ? "bound" : selected(h)[i] ? "measured" : "reference", !selected(h)[i]);
+      plot.text(x, y + 0.22, `${i + 1}`);
+    });
+    const shown = state.hidden && !state.said ? [[state.hidden, "ink"]] : Object.entries(COLOURS);
+    shown.forEach(([gate, colour]) => {
+      const [before, after] = ends(gate);
+      plot.arrow([0, 0], after, colour);
+      if (distance(before, after) > 0.02) plot.dot(...before, colour, true);
+    });
+    plot.key(state.hidden && !state.said
+      ? [["ink", "output F; circle: before"]]
+      : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax"]]);
+  }
+
+  function draw(kit, state) {
+    const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "answers and output" };
+    drawOutputs(kit.plot(0, { x: wide, y: wide, keys: 2, equal: true, ...words }), state);
+    const { h, j, now } = seen(state);
+    const plot = kit.plot(1, {
+      x: [0.4, 6.6], y: [-8, 4], keys: 2, xticks: [1, 2, 3, 4, 5, 6], yticks: [-8, -4, 0, 4],
+      xlabel: "expert", ylabel: "logit",
+    });
+    now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference"));
+    plot.dot(j + 1, h[j], "bound", true);
+    plot.key([["measured", "selected"], ["bound", "lowered; circle: before"]]);
+  }
+
+  function readout(state) {
+    const { h, j, ends, factor } = seen(state), number = (value) => Explorable.number(value, 3);
+    const lengths = (gate) => ends(gate).map((end) => number(Math.hypot(...end)));
+    const head = `Logit ${j + 1} falls by ${Explorable.number(state.t, 1)}.`;
+    if (state.hidden && !state.said) {
+      const [before, after] = lengths(state.hidden);
+      return `${head} The length of F goes from ${before} to ${after}. Which gate does that?`;
+    }
+    const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
+    const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to `
+      + `${after}, by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
+    if (!state.hidden) return both;
+    return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
+  }
+
+  const drawLayer = ({ seed }) => ({
+    seed: seed + 1, said: "", t: 0,
+    hidden: Explorable.normals(7919 * (seed + 1))() > 0 ? "renormalized" : "fullSoftmax",
+  });
+
+  Explorable.add("lowered", {
+    title: "Which gate is it?",
+    says: "Draw a layer, lower the logit of an unselected expert, and say from the output which gate the layer has.",
+    shows: "Left, the answers of six experts and the output as an arrow; right, the six logits, two of them selected.",
+    handles: [
+      { key: "t", label: "Lowered by t =", min: 0, max: 5, step: 0.1, value: 1 },
+      { key: "rank", label: "Unselected logit", value: "3",
+        choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
+      { label: "Draw a layer", press: drawLayer },
+      { label: "It is renormalized", press: ({ hidden }) => (hidden ? { said: "renormalized" } : {}) },
+      { label: "It is full softmax", press: ({ hidden }) => (hidden ? { said: "fullSoftmax" } : {}) },
+    ],
+    state: { seed: 1, hidden: "", said: "" },
+    panels: 2,
+    height: 360,
+    draw,
+    readout,
+    formulas: { softmax, selected, fullSoftmax, renormalized, lowered, output, grows, layer, drawLayer },
+  });
+})();

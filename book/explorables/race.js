@@ -1,0 +1,167 @@
+// The race of chapter 4: products that grow like their squares, in units of the scale of the initial weights.
+
+(() => {
+  // N standard normal products, largest first; drawn again until two are positive, since others do not race.
+  function start(N, seed) {
+    const next = Explorable.normals(seed);
+    for (;;) {
+      const x = Array.from({ length: N }, next).sort((a, b) => b - a);
+      if (x[1] > 0) return x;
+    }
+  }
+
+  const lead = (x) => x[0] / x[1] - 1;
+  const withLead = (x, G) => [(1 + G) * x[1], ...x.slice(1)];
+  const rates = (N, ratio) => Array.from({ length: N }, (_, i) => (i === 1 ? ratio : 1));
+
+  // Which racer wins a long race: 1/x falls at the speed c, so the first to reach 0 has the largest c x.
+  function winner(x, c) {
+    const pace = x.map((xi, i) => c[i] * xi);
+    return pace.indexOf(Math.max(...pace));
+  }
+
+  // Where each racer stands when the winner has grown by a factor: 1/x_0 - c tau.
+  function standing(x, c, grown) {
+    const w = winner(x, c), tau = (1 - 1 / grown) / (c[w] * x[w]);
+    return x.map((xi, i) => (xi > 0 ? 1 / (1 / xi - c[i] * tau) : xi));
+  }
+
+  // The limit of each racer as the winner runs away.
+  const limits = (x, c) => standing(x, c, Infinity);
+
+  const distance = (x, y) => Math.hypot(...x.map((xi, i) => xi - y[i]));
+
+  // The race up to a path length, at `steps` points that are evenly spaced in the logarithm of the winner's growth.
+  function course(x, c, path, steps) {
+    const farthest = Math.log(1 + path / x[winner(x, c)]);
+    const points = [{ length: 0, grown: 1, x }];
+    for (let i = 1; i < steps; i += 1) {
+      const grown = Math.exp((farthest * i) / (steps - 1)), now = standing(x, c, grown), last = points[i - 1];
+      points.push({ length: last.length + distance(now, last.x), grown, x: now });
+    }
+    return points;
+  }
+
+  // Where the racers stand after a path length: the last point of the course that is not beyond it.
+  function race(x, c, path, steps) {
+    return course(x, c, path, steps).filter(({ length }) => length <= path).at(-1).x;
+  }
+
+  // The chance that the second largest of N normals is positive and at least 1 - G times the largest:
+  // N (N-1) int_0^inf rho(b) Phi(b)^(N-2) (Phi(b / (1-G)) - Phi(b)) db, by the trapezoidal rule in log b.
+  function nearTie(N, G) {
+    let sum = 0;
+    for (let u = -15; u < 2.3; u += 1 / 8) {
+      const b = Math.exp(u), half = Explorable.mass(b);
+      const rho = Math.exp(-b * b / 2) / Math.sqrt(2 * Math.PI);
+      sum += b * rho * (0.5 + half) ** (N - 2) * (Explorable.mass(b / (1 - G)) - half);
+    }
+    return (N * (N - 1) * sum) / 8;
+  }
+
+  // The chance that the second racer wins a drawn race: ratio x_2 > x_1, given that two of N products are positive.
+  const overtakes = (N, ratio) => (ratio <= 1 ? 0 : nearTie(N, 1 - 1 / ratio) / (1 - (N + 1) / 2 ** N));
+
+  const EDGES = { path: [-1, 3], product: [-1.5, 3.1] };  // of the picture, powers of ten
+  const LEAD_STEP = 0.01;
+
+  // The starts of a state: as drawn while the handle of the lead stands where the draw put it.
+  function starts({ racers, seed, lead: exponent }) {
+    const x = start(racers, seed);
+    return Math.abs(Math.log10(lead(x)) - exponent) <= LEAD_STEP / 2 ? x : withLead(x, 10 ** exponent);
+  }
+
+  const setting = ({ racers, ratio }) => `${racers} ${ratio}`;
+
+  // New starts, counted as long as neither the number of racers nor the rates change.
+  function play(state, rounds) {
+    const { racers, ratio } = state, c = rates(racers, 2 ** ratio);
+    const before = state.counted === setting(state) ? state : { played: 0, lost: 0 };
+    const seeds = Array.from({ length: rounds }, (_, i) => state.seed + 1 + i);
+    const lost = seeds.filter((seed) => winner(start(racers, seed), c) === 1).length;
+    const seed = seeds.at(-1);
+    return {
+      seed, lead: Math.log10(lead(start(racers, seed))), counted: setting(state),
+      played: before.played + rounds, lost: before.lost + lost,
+    };
+  }
+
+  // Where the racers stand at a path length, between two points of the course in proportion to the lengths.
+  function at(points, path) {
+    const after = points.findIndex(({ length }) => length > path), [p, q] = points.slice(after - 1, after + 1);
+    const part = (path - p.length) / (q.length - p.length);
+    return p.x.map((xi, i) => xi + part * (q.x[i] - xi));
+  }
+
+  const seen = Explorable.remembered((state) => {
+    const x = starts(state), c = rates(state.racers, 2 ** state.ratio), points = course(x, c, 2000, 400);
+    return { x, c, points, now: at(points, 10 ** state.path), winner: winner(x, c), limits: limits(x, c) };
+  });
+
+  const fold = (factor) => `${Explorable.number(factor, factor < 10 ? 2 : 0)}-fold`;
+  const share = (part) => `${Explorable.number(100 * part, part < 0.1 ? 1 : 0)} %`;
+  const log = Math.log10;
+
+  function draw(kit, state) {
+    const { x, points, now, winner: first, limits: ends } = seen(state), length = 10 ** state.path;
+    const powers = [-1, 0, 1, 2, 3].map((power) => [power, `${10 ** power}`]);
+    const plot = kit.plot(0, {
+      x: EDGES.path, y: EDGES.product, keys: 3, xticks: powers, yticks: powers,
+      xlabel: "length of the path (in σ₀)", ylabel: "inner product (in σ₀)",
+    });
+    const along = (i, keep) => points.filter((p) => p.length > 0 && keep(p)).map((p) => [log(p.length), log(p.x[i])]);
+    const curve = (i, colour, style) => {
+      const from = [EDGES.path[0], log(x[i])], to = [state.path, log(now[i])];
+      plot.line([from, ...along(i, (p) => p.length < length), to], colour, style);
+    };
+    x.forEach((xi, i) => { if (i > 1 && xi > 0) curve(i, "reference", "thin"); });
+    const loser = 1 - first, limit = log(ends[loser]);
+    plot.line(EDGES.path.map((edge) => [edge, limit]), loser ? "bound" : "measured", "thin dashed");
+    if (limit < EDGES.product[1] - 0.3) plot.text(EDGES.path[0] + 0.05, limit + 0.08, "limit", "start");
+    [[1, "bound"], [0, "measured"]].forEach(([i, colour]) => {
+      curve(i, colour);
+      plot.line([[state.path, log(now[i])], ...along(i, (p) => p.length > length)], colour, "thin dashed");
+      plot.dot(state.path, log(now[i]), colour);
+    });
+    plot.key([
+      ["measured", "racer 1, ahead at the start"], ["bound", "racer 2, second at the start"],
+      ["reference", "the others", "thin"],
+    ]);
+  }
+
+  function readout(state) {
+    const { x, now, winner: first, limits: ends } = seen(state), loser = 1 - first;
+    const grown = [0, 1].map((i) => fold(now[i] / x[i])), end = fold(ends[loser] / x[loser]);
+    const racing = x.filter((xi) => xi > 0).length;
+    const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
+    return `Racer 1 has grown ${grown[0]} and racer 2 ${grown[1]}. In a long race racer ${first + 1} runs away, `
+      + `${first ? "although it starts second" : "the leader at the start"}, and racer ${loser + 1} stops at ${end}. `
+      + `${racing} of ${state.racers} products are positive and race. By theory the leader loses in `
+      + `${share(overtakes(state.racers, 2 ** state.ratio))} of new starts; so far it lost ${lost} of ${played}.`;
+  }
+
+  const percent = (exponent) => `${Explorable.number(10 ** (exponent + 2), exponent < -1 ? 1 : 0)} %`;
+
+  Explorable.add("race", {
+    title: "Who wins the race?",
+    says: "Raise the rate of racer 2 by a few percent, and draw new starts: how often does the leader lose?",
+    shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
+    handles: [
+      { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -1.7,
+        text: percent },
+      { key: "ratio", label: "Rate of racer 2 over the others’", min: -1, max: 1, step: 0.01, value: 0,
+        text: (exponent) => Explorable.number(2 ** exponent, 3) },
+      { key: "racers", label: "Number of racers", min: 2, max: 16, step: 1, value: 8 },
+      { key: "path", label: "Length of the path", min: -0.5, max: 3, step: 0.01, value: 1,
+        text: (exponent) => `${Explorable.number(10 ** exponent, exponent < 1 ? 1 : 0)} σ₀` },
+      { label: "New start", press: (state) => play(state, 1) },
+      { label: "100 new starts", press: (state) => play(state, 100) },
+    ],
+    state: { seed: 1, counted: "", played: 0, lost: 0 },
+    panels: 1,
+    height: 400,
+    draw,
+    readout,
+    formulas: { start, lead, withLead, rates, winner, standing, limits, course, race, nearTie, overtakes, play },
+  });
+})();

@@ -1,0 +1,113 @@
+"""What is done to each page once Sphinx has written it: formulas and icons are set, and some of its HTML is mended.
+
+The functions take and return the text of a page, so that nothing of a page waits for a script.
+"""
+
+import html
+import re
+from functools import cache
+from pathlib import Path
+
+from moe_book.mathml import mathml
+
+#: Formulas as Sphinx and `typeset.formulas` mark them, and what holds text that is no formula.
+FORMULA = re.compile(
+    r"<(?P<code>pre|code|script|style|textarea)\b.*?</(?P=code)>"
+    r"|(?:<span class=\"math notranslate nohighlight\"[^>]*>)?\\\((?P<inline>.+?)\\\)(?P<end></span>)?"
+    r"|(?P<open><div class=\"math notranslate nohighlight\"[^>]*>)\s*(?P<number><span class=\"eqno\">.*?</span>)?"
+    r"\s*\\\[(?P<display>.+?)\\\]</div>",
+    re.DOTALL,
+)
+
+#: A formula in a line, and the signs that belong to it: a line may break on either side of a formula.
+HELD = re.compile(
+    r"(?P<before>[(\[“‘]*)(?P<formula><span class=\"math\">.*?</math></span>)"
+    r"(?P<after>(?:-(?:th|st|nd|rd)\b)?(?:&[rl]squo;|&#8217;|[)\]}.,:!?…”’'%]|;(?=[\s<]))*)",
+    re.DOTALL,
+)
+
+ICON = re.compile(r'<(?P<tag>i|span) class="(?P<names>[^"]*\bfa-[^"]*)"(?P<rest>[^>]*)></(?P=tag)>')
+DRAWN = re.compile(r'[,{]"?([a-z-]+)"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"')
+FONT = ("fa-solid", "fas")  # names that ask for the font of icons, which has 156 kB
+SIZE = "fa-lg"
+
+#: What is replaced on every page, and by what.
+MENDED = [
+    # MyST-NB's fold: a paragraph may not stand in a summary, and a label that is not what is shown misleads
+    (
+        r'<summary aria-label="[^"]*">\s*<p class="collapsed admonition-title">(.*?)</p>\s*'
+        r'<p class="expanded admonition-title">(.*?)</p>\s*</summary>',
+        r'<summary><span class="collapsed">\1</span><span class="expanded">\2</span></summary>',
+    ),
+    (r'(<meta name="viewport"[^>]*>)\s*<meta name="viewport"[^>]*>', r"\1"),
+    # a verdict box is a group with a heading
+    (
+        r'<div class="claim-card ([^"]*)" id="(claim-[^"]*)"><p class="claim-head">',
+        r'<div class="claim-card \1" id="\2" role="group" aria-labelledby="\2-head">'
+        r'<p class="claim-head" id="\2-head" role="heading" aria-level="4">',
+    ),
+    (r'<th halign="(\w+)"', r'<th style="text-align: \1"'),
+    (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
+    # the book has a search of its own
+    (r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>\s*', ""),
+    # the title for paper is no second heading
+    (r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>(.*?)</h1>', r"\1<p>\2</p>"),
+]
+
+
+@cache
+def icons(library: str) -> dict[str, str]:
+    """The solid icons of Font Awesome's script by their names: the rest of an `<svg>` from its box on."""
+    return {
+        f"fa-{name}": f'viewBox="0 0 {width} {height}"><path fill="currentColor" d="{path}"/></svg>'
+        for name, width, height, path in DRAWN.findall(library)  # solid ones stand last
+    }
+
+
+def with_icons(page: str, library: str) -> str:
+    """Icons drawn into the page; the script with which the theme draws them has half a megabyte.
+
+    Raises:
+        ValueError: for an icon that the library does not have.
+    """
+
+    def drawn(found: re.Match) -> str:
+        names = [name for name in found["names"].split() if name not in FONT]
+        icon = next(name for name in names if name.startswith("fa-") and name != SIZE)
+        if icon not in icons(library):
+            raise ValueError(f"icon: expected one of Font Awesome's, got {icon}")
+        attributes = re.sub(r'\s*title="[^"]*"', "", found["rest"])  # its button says it
+        return f'<svg class="{" ".join(names)} svg-inline--fa"{attributes} aria-hidden="true" {icons(library)[icon]}'
+
+    return ICON.sub(drawn, page)
+
+
+def with_formulas(page: str) -> str:
+    """Formulas as MathML, those in a line with their signs beside them."""
+
+    def one(found: re.Match) -> str:
+        if found["inline"]:
+            return f'<span class="math">{mathml(html.unescape(found["inline"]))}</span>'
+        if found["display"]:
+            return f"{found['open']}{mathml(html.unescape(found['display']), True)}{found['number'] or ''}</div>"
+        return found[0]
+
+    def held(found: re.Match) -> str:
+        return f'<span class="held">{found[0]}</span>' if found["before"] or found["after"] else found[0]
+
+    return HELD.sub(held, FORMULA.sub(one, page))
+
+
+def mended(page: str) -> str:
+    """What stands in `MENDED`, replaced."""
+    for wrong, right in MENDED:
+        page = re.sub(wrong, right, page, flags=re.DOTALL)
+    return page
+
+
+def finish(folder: Path) -> None:
+    """Finish every page of a rendered book."""
+    library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
+    for path in sorted(folder.rglob("*.html")):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(mended(with_icons(with_formulas(page), library)), encoding="utf-8")

@@ -1,0 +1,370 @@
+"""The figures that move: their formulas against the package's, and their handles as a reader uses them.
+
+A new one is a line in `PAGES` and a function that compares its formulas.
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import HTML, ROOT
+from test_book import barriers, opened
+
+from moe_book.figures import COLORS
+from moe_theory.models.mixture import MixingMeasure
+from moe_theory.models.routers import Linear
+from moe_theory.models.rules import softmax_topk, topk_softmax
+from moe_theory.theory import exploration, identifiability, smoothing, threshold, two_gaussians
+
+SCRIPTS = ROOT / "book" / "explorables"
+#: The chapter of each.
+PAGES = {
+    "noise": "notebooks/03_smooth_routing.html",
+    "race": "notebooks/04_exploration.html",
+    "two_gaussians": "notebooks/11_two_gaussians.html",
+    "lowered": "notebooks/26_your_own_moe.html",
+    "softmaxes": "notebooks/14_order_of_operations.html",
+    "shift": "notebooks/21_identifiability.html",
+}
+SETTINGS = 200  # random ones for each formula
+
+
+def handles(tab, name: str):
+    """What can be moved, without buttons."""
+    return tab.locator(f".explorable[data-explorable={name}] :is(input, select)").all()
+
+
+@pytest.fixture(scope="session")
+def formulas(browser):
+    """`formulas(name, expression, cases)`: the values of an expression in the formulas `f` and a case `c`."""
+    tab = browser.new_context().new_page()
+    tab.add_script_tag(path=SCRIPTS / "explorables.js")
+    for name in PAGES:
+        tab.add_script_tag(path=SCRIPTS / f"{name}.js")
+
+    def values(name, expression, cases):
+        return tab.evaluate(
+            f"([n, all]) => all.map((c) => (({{f}}) => {expression})({{f: Explorable.formulas[n]}}))", [name, cases]
+        )
+
+    yield values
+    tab.context.close()
+
+
+def agree(shown, exact):
+    """The page's numbers are the package's, to 1e-9."""
+    assert np.abs(np.asarray(shown) - np.asarray(exact)).max() < 1e-9
+
+
+def test_noise_is_that_of_the_package(formulas):
+    rng = np.random.default_rng(0)
+    cases = [
+        dict(
+            h=rng.uniform(-1, 1, rng.integers(2, 7)).tolist(),
+            law=str(rng.choice(["uniform", "gaussian"])),
+            scale=rng.uniform(0.1, 2),
+        )
+        for _ in range(SETTINGS)
+    ]
+    cases += [dict(h=[0.0] * M, law=law, scale=0.1) for M in range(2, 7) for law in ("uniform", "gaussian")]
+    for name, of in (("probability", smoothing.route_probabilities), ("slope", smoothing.local_lipschitz)):
+        shown = formulas("noise", f"c.h.map((_, m) => f.{name}(c.h, m, c.law, c.scale))", cases)
+        for case, values in zip(cases, shown, strict=True):
+            agree(values, of(case["h"], case["law"], case["scale"]))
+    agree(
+        formulas("noise", "f.kappa(c.law, c.scale)", cases),
+        [smoothing.kappa(case["law"], case["scale"]) for case in cases],
+    )
+
+
+def test_softmaxes_are_those_of_the_package(formulas):
+    rng = np.random.default_rng(1)
+    draw = lambda: dict(h=rng.uniform(-2, 2, 4).tolist(), K=int(rng.integers(1, 3)), b=rng.uniform(-0.8, 0.8))  # noqa: E731
+    cases = [draw() for _ in range(SETTINGS)]
+    cases += [case | dict(b=b) for case, b in zip(cases, (-0.8, -0.05, 0.05, 0.8), strict=False)]
+    for rule in (topk_softmax, softmax_topk):
+        kind = str(rule is topk_softmax).lower()
+        shown = formulas("softmaxes", f"f.gates(c.h, c.K, {kind})", cases)
+        agree(shown, torch.stack([rule(torch.tensor(c["h"], dtype=torch.float64), c["K"]) for c in cases]))
+        risk = lambda b, rule=rule: float(threshold.threshold_risk(torch.tensor(b, dtype=torch.float64), rule))  # noqa: E731
+        agree(formulas("softmaxes", f"f.risk(c.b, {kind})", cases), [risk(c["b"]) for c in cases])
+        step = 1e-5  # of central differences, whose error is below 1e-10
+        slopes = [(risk(c["b"] + step) - risk(c["b"] - step)) / (2 * step) for c in cases]
+        agree(formulas("softmaxes", f"f.slope(c.b, {kind})", cases), slopes)
+        reported = []
+        for case in cases:
+            b = torch.tensor(case["b"], dtype=torch.float64, requires_grad=True)
+            reported.append(float(torch.autograd.grad(threshold.threshold_risk(b, rule), b)[0]))
+        shown = formulas("softmaxes", f"f.reported(c.b, {kind})", cases)
+        agree(shown, reported)
+        assert rule is softmax_topk or set(shown) == set(reported) == {0}
+
+
+def test_shift_is_that_of_the_package(formulas):
+    rng = np.random.default_rng(2)
+    cases = [
+        dict(
+            rows=rng.uniform(-0.5, 0.5, (4, 2)).tolist(),
+            c=rng.uniform(-0.75, 0.75, 2).tolist(),
+            x=rng.uniform(-3, 3, 2).tolist(),
+        )
+        for _ in range(SETTINGS)
+    ]
+    moved = formulas("shift", "f.moved(c.rows, c.c)", cases)
+    logits = formulas("shift", "f.logits(f.moved(c.rows, c.c), c.x)", cases)
+    gates = formulas("shift", "[c.rows, f.moved(c.rows, c.c)].map((rows) => f.softmax(f.logits(rows, c.x)))", cases)
+    centred = formulas("shift", "f.moved(c.rows, f.centre(c.rows))", cases)
+    for case, rows, h, (before, after), middle in zip(cases, moved, logits, gates, centred, strict=True):
+        vectors, c, x = (torch.tensor(case[key], dtype=torch.float64) for key in ("rows", "c", "x"))
+        zero = vectors.new_zeros(4)
+        G = MixingMeasure(beta0=zero, beta1=vectors, eta=vectors.new_ones(4, 3))
+        there = identifiability.shifted(G, c, Linear()).beta1
+        scores = Linear().scores(zero, there, x)
+        agree(rows, there)
+        agree(h, scores)
+        agree(after, scores.softmax(-1))
+        agree(before, after)
+        agree(middle, identifiability.centred(G, Linear()).beta1)
+
+
+def races(rng):
+    """Starts, rates and a path length, over the range of the handles."""
+    for _ in range(SETTINGS):
+        x = np.sort(rng.standard_normal(rng.integers(2, 17)))[::-1].copy()
+        x[1] = abs(x[1]) + 0.01
+        x[0] = x[1] * (1 + 10 ** rng.uniform(-3, 1.3))
+        c = np.ones(len(x))
+        c[1] = 2 ** rng.uniform(-1, 1)
+        yield dict(x=x.tolist(), c=c.tolist(), path=10 ** rng.uniform(-0.5, 3))
+
+
+def test_race_is_that_of_the_package(formulas):
+    cases = list(races(np.random.default_rng(1)))
+    shown = formulas("race", "f.race(c.x, c.c, c.path, 300)", cases)
+    for case, x in zip(cases, shown, strict=True):
+        start, c = (torch.tensor(case[key], dtype=torch.float64) for key in "xc")
+        agree(x, exploration.race(start, c, case["path"], steps=300))
+    # What stops behind the winner stops at the bound on a follower, whose lead counts the rates.
+    for case, limits in zip(cases, formulas("race", "f.limits(c.x, c.c)", cases), strict=True):
+        (x, y), (c, d) = case["x"][:2], case["c"][:2]
+        first = c * x > d * y
+        behind, lead = (y, c * x / (d * y) - 1) if first else (x, d * y / (c * x) - 1)
+        bound = exploration.runaway_bound(behind, lead)
+        agree(limits[1 if first else 0] / bound, 1)
+
+
+def test_the_chance_of_a_lost_lead_is_that_of_the_package_and_of_drawn_starts(formulas):
+    rng = np.random.default_rng(2)
+    cases = [dict(N=int(rng.integers(2, 17)), G=rng.uniform(1e-3, 0.5)) for _ in range(SETTINGS)]
+    exact = [exploration.near_tie_probability(case["N"], case["G"]) for case in cases]
+    agree(formulas("race", "f.nearTie(c.N, c.G)", cases), exact)
+    drawn = [dict(racers=N, ratio=ratio, seed=1) for N in (2, 8, 16) for ratio in (0.1, 0.5)]
+    chance = np.array(formulas("race", "f.overtakes(c.racers, 2 ** c.ratio)", drawn))
+    lost = np.array(formulas("race", "f.play(c, 20000).lost", drawn)) / 20_000
+    assert (abs(lost - chance) < 4 * np.sqrt(chance * (1 - chance) / 20_000)).all()
+
+
+def routers(rng):
+    """Noise and routers over the plane, with a law fine enough for float64."""
+    for i in range(SETTINGS):
+        r, sigma = (np.inf if i % 3 == 0 else rng.uniform(0.2, 3)), rng.uniform(0.5, 1.5)
+        norm, degrees = 10 ** rng.uniform(-1, 1.47), rng.uniform(0.5, 89.5)
+        m, s = norm * np.cos(np.radians(degrees)), norm * np.sin(np.radians(degrees))
+        tau = sigma * np.linspace(-9, 9, 4001)
+        wide = np.exp(-((tau / sigma) ** 2) / 2)
+        law = two_gaussians.noise_law(2, r, sigma=sigma, nodes=1200)
+        yield dict(r=r, sigma=sigma, m=m, s=s), two_gaussians.Law(tau, wide / wide.sum()) if r == np.inf else law
+
+
+def test_two_gaussians_have_the_drift_and_the_flow_of_the_package(formulas):
+    cases, laws = zip(*routers(np.random.default_rng(3)), strict=True)
+    shown = formulas("two_gaussians", "Object.values(f.drift(f.noise(c.r, c.sigma), c.m, c.s))", cases)
+    for case, law, values in zip(cases, laws, shown, strict=True):
+        agree(values, two_gaussians.drift(law, np.asarray(case["m"]), np.asarray(case["s"])))
+    few = [case | {"T": T} for case, T in zip(cases[:24], [0.1, 1, 10, 1000] * 6, strict=True)]
+    ends = formulas("two_gaussians", "f.flow(f.noise(c.r, c.sigma), c, c.T, 1e-9).at(-1)", few)
+    for case, law, end in zip(few, laws, ends, strict=False):
+        start, times = np.array([case["m"], case["s"]]), np.array([0.0, case["T"]])
+        exact = two_gaussians.reduced_flow(law, start, times)[:, -1]
+        assert np.abs(np.array([end["m"], end["s"]]) - exact).max() < 1e-4 * case["m"] + 1e-4
+
+
+def test_two_gaussians_turn_at_the_curve_of_the_theorem_and_take_the_step_of_descent(formulas):
+    cases = [dict(sigma=sigma, degrees=d) for sigma in (0.5, 1.0, 1.5) for d in (1, 30, 60, 80)]
+    edges = formulas("two_gaussians", "f.edge(c.sigma, c.degrees)", cases)
+    agree(edges, [2 * np.cos(np.radians(c["degrees"])) / c["sigma"] ** 2 for c in cases])
+    turns = formulas("two_gaussians", "f.turn(f.noise(Infinity, c.sigma), c.degrees)", cases)
+    assert np.abs(np.array(turns) / edges - 1).max() < 1e-5
+    jumps = [dict(r=0.5, sigma=1.0, m=0.2, s=0.5, eta=eta) for eta in (0.01, 0.1, 4.0)]
+    first = formulas("two_gaussians", "f.descent(f.noise(c.r, c.sigma), c, c.eta, 1)[1]", jumps)
+    a, b, _ = two_gaussians.drift(two_gaussians.noise_law(2, 0.5), np.asarray(0.2), np.asarray(0.5))
+    agree(
+        [[w["m"], w["s"]] for w in first], [[0.2 + c["eta"] * (a * 0.2 + b), 0.5 * (1 + c["eta"] * a)] for c in jumps]
+    )
+
+
+def test_lowered_has_the_gates_of_the_package(formulas):
+    rng = np.random.default_rng(4)
+    h = rng.normal(0, 1.5, (SETTINGS, 6))
+    j, t = np.argsort(h, 1)[:, rng.integers(0, 4)], rng.uniform(0, 5, SETTINGS)
+    cases = [dict(h=hi.tolist(), j=int(ji), t=ti) for hi, ji, ti in zip(h, j, t, strict=True)]
+    low = h.copy()
+    low[np.arange(SETTINGS), j] -= t
+    agree(formulas("lowered", "f.lowered(c.h, c.j, c.t)", cases), low)
+    for name, rule in (("fullSoftmax", softmax_topk), ("renormalized", topk_softmax)):
+        for logits in (h, low):
+            same = [case | {"h": row.tolist()} for case, row in zip(cases, logits, strict=True)]
+            agree(formulas("lowered", f"f.{name}(c.h)", same), rule(torch.from_numpy(logits), 2))
+    kept = [softmax_topk(torch.from_numpy(logits), 2).sum(1).numpy() for logits in (low, h)]
+    agree(formulas("lowered", "f.grows(c.h, c.j, c.t)", cases), kept[0] / kept[1])
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, width, scheme):
+    """To both ends, with words that change; nothing is wider than its column, and the page stays where it is."""
+    tab, complaints = opened(browser, PAGES[name], width, scheme)
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    readout = place.locator("output")
+    tall = lambda: place.evaluate("e => [e.firstElementChild.offsetHeight, parseFloat(getComputedStyle(e).minHeight)]")  # noqa: E731
+    start = readout.inner_text()
+    assert start.endswith(".") and not re.search("NaN|undefined|Infinity", start)
+    heights = []
+    for handle in handles(tab, name):
+        words = set()
+        for end in ("Home", "End"):
+            handle.press(end)
+            words.add(readout.inner_text())
+            heights.append(tall())
+            assert tab.evaluate("() => document.documentElement.scrollWidth") <= width
+        assert len(words) == 2, handle.evaluate("e => e.parentElement.innerText")
+    height, kept = max(heights)
+    assert kept - 60 < height <= kept, f"the place of {name} is {height} pixels high, custom.css keeps {kept} free"
+    label = place.locator("svg").get_attribute("aria-label")
+    assert label.endswith(readout.inner_text())
+    small = "e => [...e.querySelectorAll('text')].filter(t => parseFloat(getComputedStyle(t).fontSize) < 14).length"
+    assert place.evaluate(small) == 0
+    outside = """e => { const box = e.getBoundingClientRect();
+        return [...e.querySelectorAll('text, section :not(option)')]
+        .filter(t => !t.closest('svg') || t.tagName == 'text')
+        .filter(t => t.getBoundingClientRect().right > box.right || t.getBoundingClientRect().left < box.left)
+        .map(t => t.outerHTML.slice(0, 80)); }"""
+    assert place.evaluate(outside) == []
+    for button in place.get_by_role("button").all():  # the last one starts again
+        button.press("Enter")
+    assert readout.inner_text() == start and complaints == []
+    handles(tab, name)[0].press("End")
+    assert barriers(tab, scheme) == []
+    tab.context.close()
+
+
+def at_work(browser, name):
+    """The page of an explorable, its place, and what it says."""
+    tab, _ = opened(browser, PAGES[name])
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    return tab, place, place.locator("output").inner_text
+
+
+def test_new_starts_are_counted_until_the_race_is_another(browser):
+    tab, place, says = at_work(browser, "race")
+    for button, played in (("New start", 1), ("100 new starts", 101), ("New start", 102)):
+        place.get_by_role("button", name=button, exact=True).press("Enter")
+        assert says().endswith(f"it lost 0 of {played}.")  # at equal rates the leader wins
+    place.get_by_label("Rate of racer 2").press("End")
+    assert says().endswith("it lost 0 of 0.")
+    place.get_by_role("button", name="100 new starts").press("Enter")
+    (lost,) = re.findall(r"it lost (\d+) of 100\.", says())
+    assert 20 < int(lost) < 90
+    tab.context.close()
+
+
+def test_the_output_gives_the_hidden_gate_away(browser):
+    """A reader who answers "full softmax" where the length of F moves is right each time, and both gates occur."""
+    tab, place, says = at_work(browser, "lowered")
+    press = lambda button: place.get_by_role("button", name=button).press("Enter")  # noqa: E731
+    seen = set()
+    for _ in range(8):
+        press("Draw a layer")
+        place.get_by_label("Lowered by").press("End")
+        ((before, after),) = re.findall(r"from ([\d.]+) to ([\d.]+)\. Which gate", says())
+        press("It is renormalized" if before == after else "It is full softmax")
+        seen |= set(re.findall(r"^Right, it is ([a-z ]+)\.", says()))
+    assert seen == {"renormalized", "full softmax"}
+    tab.context.close()
+
+
+def test_the_start_of_the_router_comes_to_a_click(browser):
+    tab, place, says = at_work(browser, "two_gaussians")
+    before = says()
+    place.locator("svg").scroll_into_view_if_needed()
+    box = place.locator(".grip").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.click(x + 90, y + 60)
+    norm, angle = (place.get_by_label(of).get_attribute("aria-valuetext") for of in ("Norm at", "Angle at"))
+    assert float(norm) > 0.8 and int(angle[:-1]) < 60 and says() != before
+    tab.mouse.click(x, y)
+    assert says() == before
+    tab.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_grip_can_be_dragged(browser, name):
+    """What it moves are handles: their values change with it, on both sides of where it was."""
+    tab, complaints = opened(browser, PAGES[name])
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    place.locator("svg").scroll_into_view_if_needed()
+    values = lambda: place.locator("input").evaluate_all("all => all.map(e => e.value)")  # noqa: E731
+    for i in range(place.locator(".grip").count()):
+        seen = [values()]
+        for side in (-1, 1):
+            box = place.locator(".grip").nth(i).bounding_box()
+            x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+            tab.mouse.move(x, y)
+            tab.mouse.down()
+            tab.mouse.move(x + 45 * side, y - 9, steps=4)
+            tab.mouse.up()
+            tab.mouse.move(x, y)  # let go: nothing follows
+            seen.append(values())
+        assert seen[1] not in (seen[0], seen[2])
+    assert complaints == []
+    tab.context.close()
+
+
+def test_a_finger_drags_a_grip_and_not_the_page(browser):
+    """From its start c = (0.45, 0.30) the shift of chapter 21 goes left and down with the finger."""
+    context = browser.new_context(viewport={"width": 360, "height": 800}, has_touch=True, is_mobile=True)
+    tab = context.new_page()
+    tab.goto((HTML / PAGES["shift"]).as_uri())
+    tab.wait_for_selector(".explorable section")
+    tab.locator(".explorable svg").evaluate("e => window.scrollTo(0, e.getBoundingClientRect().top + scrollY - 150)")
+    tab.evaluate("() => new Promise(requestAnimationFrame)")
+    before, box = tab.evaluate("scrollY"), tab.locator(".explorable .grip").nth(1).bounding_box()
+    x, y, send = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, context.new_cdp_session(tab).send
+    for kind, i in (("touchStart", 0), *(("touchMove", i) for i in range(1, 9)), ("touchEnd", 0)):
+        points = [{"x": x - 5 * i, "y": y + 6 * i}] if kind != "touchEnd" else []
+        send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    c = tab.locator(".explorable input").evaluate_all("all => all.slice(0, 2).map(e => Number(e.value))")
+    assert c[0] < 0.15 and c[1] < -0.1 and tab.evaluate("scrollY") == before
+    context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_book_carries_the_current_explorable(name):
+    for path in ("explorables.js", "explorables.css", f"{name}.js"):
+        assert (HTML / "explorables" / path).read_bytes() == (SCRIPTS / path).read_bytes()
+
+
+def test_colours_are_those_of_the_figures_and_in_dark_mode_as_the_filter_turns_them():
+    """`invert(0.92) hue-rotate(180deg)`, which custom.css puts on the figures."""
+    rotate = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])
+    light, dark = (SCRIPTS / "explorables.css").read_text().split('html[data-theme="dark"]')[:2]
+    light, dark = (dict(re.findall(r"--ex-(\w+): #(\w{6})", part)) for part in (light, dark))
+    rgb = lambda text: np.array([int(text[i : i + 2], 16) for i in (0, 2, 4)]) / 255  # noqa: E731
+    for name in light.keys() - {"grid"}:
+        assert f"#{light[name]}".upper() == COLORS[name]
+        turned = (rotate @ (0.92 - 0.84 * rgb(light[name]))).clip(0, 1)
+        assert np.abs(turned - rgb(dark[name])).max() < 1 / 255

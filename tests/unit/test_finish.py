@@ -1,0 +1,115 @@
+"""What is done to rendered pages: formulas, icons, mended HTML."""
+
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+
+from moe_book.finish import mended, with_formulas, with_icons
+from moe_book.mathml import mathml
+
+LIBRARY = (
+    'a={moon:[512,512,[],"f186","M1 2"],"angle-left":[320,512,[8249],"f104","M3 4"],moon:[384,512,[],"f186","M5 6"]}'
+)
+
+
+def told(page: str) -> str:
+    """What a page says, and its tags without what is inside of formulas."""
+    return re.sub(r"<math.*?</math>", "F", with_formulas(page), flags=re.DOTALL)
+
+
+def inside(formula: str, display: bool = False) -> str:
+    """The words and signs of a formula, without spaces."""
+    return re.sub(r"\s", "", BeautifulSoup(mathml(formula, display), "html.parser").text)
+
+
+def test_a_formula_in_a_line_is_mathml():
+    page = with_formulas(r'<p>So <span class="math notranslate nohighlight">\(a &lt; b\)</span> holds</p>')
+    math = BeautifulSoup(page, "html.parser").math
+    assert math.text == "a<b" and math.find_parent("span")["class"] == ["math"] and "held" not in page
+    assert told(r"<td>\(x\)</td>") == '<td><span class="math">F</span></td>'
+
+
+@pytest.mark.parametrize(
+    ("page", "held"),
+    [
+        (r"see (\(x\)), and", "(F),"),
+        (r"the \(p\)-th one", "F-th"),
+        (r"“\(p\)”; then", "“F”;"),
+        (r"for \(p\): so", "F:"),
+        (r"in \(p\)&amp;more", None),
+        (r"\(p\) and", None),
+        (r"the share \(p\)%.", "F%."),
+    ],
+)
+def test_signs_are_held_to_their_formula(page, held):
+    """And nothing of the text is lost."""
+    soup = BeautifulSoup(told(page), "html.parser")
+    found = soup.select_one(".held")
+    assert (found.text if found else None) == held
+    assert soup.text == BeautifulSoup(page.replace(r"\(x\)", "F").replace(r"\(p\)", "F"), "html.parser").text
+
+
+def test_a_formula_on_its_own_line_keeps_address_and_number():
+    page = (
+        '<div class="math notranslate nohighlight" id="eq-a">\n<span class="eqno">(3.1)<a class="headerlink" '
+        'href="#eq-a">#</a></span>\\[a = \\sum_i b_i,\\qquad c \\le d\\]</div>'
+    )
+    soup = BeautifulSoup(with_formulas(page), "html.parser")
+    assert soup.div["id"] == "eq-a" and soup.div.math["display"] == "block"
+    assert soup.select_one(".eqno a")["href"] == "#eq-a" and soup.select_one("math ~ .eqno")
+    parts = [[row.text for row in part.find_all("mrow", recursive=False)] for part in soup.select("mrow.part")]
+    assert parts == [["a", "=∑ibi,"], ["c", "≤d"]]
+
+
+def test_code_and_scripts_are_left_as_they_are():
+    for tag in ("pre", "code", "script", "style"):
+        page = rf"<{tag} class='a'>\(x\)</{tag}>"
+        assert with_formulas(page) == page
+
+
+def test_a_formula_that_is_not_known_is_named():
+    with pytest.raises(ValueError, match=r"formula: expected LaTeX that Temml knows, got '\\\\nonsense x'"):
+        mathml(r"\nonsense x")
+
+
+@pytest.mark.parametrize(
+    ("formula", "signs"),
+    [
+        (r"\begin{cases}1&x>0\\0&x\le0\end{cases}", "{1x>00x≤0"),
+        (r"\tfrac12\,\big(1-u/a\big)_+", "12(1−u/a)+"),
+        (r"\operatorname{Cov}_l(\rho_{lm})", "Covl⁡(ρlm)"),
+        (r"\mathbb E\,\bar\pi^{\,2}", "𝔼π¯2"),
+    ],
+)
+def test_formulas_of_the_book(formula, signs):
+    assert inside(formula) == inside(formula, True) == signs
+
+
+def test_icons_are_drawn():
+    page = with_icons(
+        '<b><i class="theme-switch fa-solid fa-moon   fa-lg" data-mode="dark" title="Dark"></i></b>', LIBRARY
+    )
+    svg = BeautifulSoup(page, "html.parser").svg
+    assert svg["class"] == ["theme-switch", "fa-moon", "fa-lg", "svg-inline--fa"]
+    assert svg["data-mode"] == "dark" and svg["viewbox"] == "0 0 384 512" and svg.path["d"] == "M5 6"
+    assert not svg.has_attr("title") and svg["aria-hidden"] == "true"
+    assert "svg" in with_icons('<span class="fa-solid fa-angle-left"></span>', LIBRARY)
+    with pytest.raises(ValueError, match="icon: expected one of Font Awesome's, got fa-boat"):
+        with_icons('<i class="fas fa-boat"></i>', LIBRARY)
+
+
+def test_what_browsers_stumble_over_is_mended():
+    fold = (
+        '<summary aria-label="Toggle hidden content">\n<p class="collapsed admonition-title">Code: the race</p>\n'
+        '<p class="expanded admonition-title">Hide the code</p>\n</summary>'
+    )
+    assert mended(fold) == (
+        '<summary><span class="collapsed">Code: the race</span><span class="expanded">Hide the code</span></summary>'
+    )
+    card = BeautifulSoup(
+        mended('<div class="claim-card a b" id="claim-c"><p class="claim-head">d</p></div>'), "html.parser"
+    )
+    assert card.div["role"] == "group" and card.p["role"] == "heading" and card.div["aria-labelledby"] == card.p["id"]
+    for script in ('src="../_static/searchtools.js"', 'defer src="a/scripts/fontawesome.js?d=1"'):
+        assert mended(f"<script {script}></script>") == ""
