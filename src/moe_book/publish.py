@@ -403,7 +403,8 @@ def write_copies(folder: Path, chapters: list[Path], home: str, address: str | N
 
 NOT_FOUND = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="robots" content="noindex"><meta name="color-scheme" content="light dark"><title>{title}: no such page</title>
+<meta name="robots" content="noindex"><meta name="color-scheme" content="light dark">
+<title>{title}: no such page</title>
 <style>body {{ font: 1.1rem/1.6 sans-serif; max-width: 38rem; margin: 4rem auto; padding: 0 1rem }}</style></head>
 <body><h1>There is no such page</h1>
 <p>The address may be old, for chapters are renamed at times. <a href="{home}">{title}</a> has the list of all chapters,
