@@ -269,7 +269,13 @@ def test_cards_ledger_errata_and_papers_lead_to_each_other():
             if link["href"].startswith("https://"):
                 assert rows[claim]["paper"] in ("chen2022", "dikkala2023", "nguyen2025")
                 continue
-            name = (HTML / page).parent.joinpath(target).resolve().relative_to(HTML.resolve()).as_posix()
+            name = (
+                (HTML / page)
+                .parent.joinpath(target or (HTML / page).name)
+                .resolve()
+                .relative_to(HTML.resolve())
+                .as_posix()
+            )
             assert anchor.endswith(claim) and anchor in places[name], link["href"]
     cards = {f"claim-{claim}" for claim, row in rows.items() if row["verdict"] != "open"}
     assert set(rows) <= places["book/ledger.html"] and cards <= set().union(*places.values())
