@@ -75,7 +75,57 @@ function loadExplorables(places) {
   new Set(places.map((place) => place.dataset.explorable)).forEach((name) => script(`${name}.js`));
 }
 
+// A link to a theorem, a formula, a verdict box or a reference shows it where a mouse points or the keyboard stands.
+// It stays while one points at it, and Escape takes it away. What stands on a page comes with that page's script.
+const ROOT = new URL("../", document.currentScript.src).href;
+const previews = {};
+
+function previewOf(link, show) {
+  const [address, id] = link.href.split("#");
+  if (!id || !address.startsWith(ROOT)) return;
+  const page = address.slice(ROOT.length), found = () => previews[page]?.[decodeURIComponent(id)];
+  const tell = () => found() && show(found());
+  if (page in previews) return tell();
+  const script = Object.assign(document.createElement("script"), {
+    src: `${ROOT}previews/${page.replace(/html$/, "js")}`, onload: tell, onerror: () => { previews[page] = {}; } });
+  document.head.append(script);
+}
+
+function showPreviews(article) {
+  const box = Object.assign(document.createElement("div"), { className: "preview", id: "preview", hidden: true });
+  box.setAttribute("role", "tooltip");
+  article.append(box);
+  let asked = null, wait;
+  const hide = () => { asked?.removeAttribute("aria-describedby"); asked = null; box.hidden = true; };
+  const show = (link) => {
+    asked = link;
+    previewOf(link, (html) => {
+      if (asked !== link) return;
+      box.innerHTML = html;
+      box.hidden = false;
+      link.setAttribute("aria-describedby", "preview");
+      const place = link.getClientRects()[0], around = article.getBoundingClientRect();
+      const below = place.bottom + box.offsetHeight < innerHeight || place.top < box.offsetHeight;
+      box.style.left = `${Math.max(0, Math.min(place.left - around.left, around.width - box.offsetWidth))}px`;
+      box.style.top = `${(below ? place.bottom : place.top - box.offsetHeight) - around.top}px`;
+    });
+  };
+  const later = (act, delay) => { clearTimeout(wait); wait = setTimeout(act, delay); };
+  article.addEventListener("pointerover", ({ target, pointerType }) => {
+    const link = target.closest("a[href*='#']:not(.headerlink, .figure-number, .preview *)");
+    if (pointerType !== "mouse") return;
+    if (link) later(() => { hide(); show(link); }, 200);
+    else if (target.closest(".preview")) clearTimeout(wait);
+    else if (asked) later(hide, 300);
+  });
+  article.addEventListener("focusin", ({ target }) => { if (target.matches("a[href*='#']:focus-visible")) { hide(); show(target); } });
+  article.addEventListener("focusout", hide);
+  addEventListener("keydown", ({ key }) => { if (key === "Escape") hide(); });
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  const article = document.querySelector("article.bd-article");
+  if (article) showPreviews(article);
   const places = [...document.querySelectorAll(".explorable")];
   if (places.length) loadExplorables(places);
   const form = document.querySelector("form.ledger-filter");

@@ -61,7 +61,7 @@
     shown.forEach(([gate, colour]) => {
       const [before, after] = ends(gate);
       plot.arrow([0, 0], after, colour);
-      if (distance(before, after) > 0.02) plot.dot(...before, colour, true);
+      if (distance(before, after) > 0.02) plot.dot(...before, "ink", true);
     });
     plot.key(state.hidden && !state.said
       ? [["ink", "output F; circle: before"]]
@@ -87,12 +87,13 @@
     const head = `Logit ${j + 1} falls by ${Explorable.number(state.t, 1)}.`;
     if (state.hidden && !state.said) {
       const [before, after] = lengths(state.hidden);
-      return `${head} The length of F goes from ${before} to ${after}. Which gate does that?`;
+      return state.t ? `${head} The length of F goes from ${before} to ${after}. Which gate does that?`
+        : `The length of F is ${before}. Lower logit ${j + 1}, and see what F does.`;
     }
     const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
     const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to `
       + `${after}, by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
-    if (!state.hidden) return both;
+    if (!state.hidden) return state.said ? `Draw a layer first; then say which gate it has. ${both}` : both;
     return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
   }
 
@@ -110,8 +111,8 @@
       { key: "rank", label: "Unselected logit", value: "3",
         choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
       { label: "Draw a layer", press: drawLayer },
-      { label: "It is renormalized", press: ({ hidden }) => (hidden ? { said: "renormalized" } : {}) },
-      { label: "It is full softmax", press: ({ hidden }) => (hidden ? { said: "fullSoftmax" } : {}) },
+      { label: "It is renormalized", press: () => ({ said: "renormalized" }) },
+      { label: "It is full softmax", press: () => ({ said: "fullSoftmax" }) },
     ],
     state: { seed: 1, hidden: "", said: "" },
     panels: 2,

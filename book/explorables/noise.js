@@ -89,7 +89,7 @@
     handles: [
       logit(1, 0.2), logit(2, 0), logit(3, -0.15),
       { key: "law", label: "noise", value: "uniform", choices: { uniform: "uniform", gaussian: "Gaussian" } },
-      { key: "scale", label: "width of the noise:", min: 0.1, max: 2, step: 0.05, value: 1 },
+      { key: "scale", label: "width (Gaussian: σ):", min: 0.1, max: 2, step: 0.05, value: 1 },
       { key: "experts", label: "experts:", min: 3, max: MOST, step: 1, value: 3,
         text: (n) => (n > 3 ? `${n}, the last ${n > 4 ? `${n - 3} ` : ""}with logit 0` : "3") },
       { label: "Tie all logits", press: () => ({ h1: 0, h2: 0, h3: 0 }) },
@@ -106,9 +106,9 @@
 
       const p = probability(h, 0, law, scale), tangent = slope(h, 0, law, scale);
       const curve = plot(1, {
-        x: [-0.6, 0.6], y: [0, 1], keys: 2, xlabel: "move D of the logits", ylabel: "probability of expert 1",
+        x: [-0.6, 0.6], y: [0, 1], keys: 3, xlabel: "move D of the logits", ylabel: "probability of expert 1",
       });
-      curve.key([["measured", "its tangent", "dashed"], ["sharp", "band of slope 2κ"]]);
+      curve.key([["measured", "p₁"], ["measured", "its tangent", "dashed"], ["sharp", "band of slope 2κ"]]);
       for (const side of [-1, 1]) curve.area([[0, p], [side, p + k], [side, p - k]], "sharp");
       for (const sign of [-1, 1]) curve.line([[-1, p - sign * k], [1, p + sign * k]], "sharp", "thin");
       curve.line(range(-0.6, 0.6, 60).map((D) => [D, probability(moved(h, D), 0, law, scale)]), "measured");

@@ -137,7 +137,7 @@
     return `Racer 1 has grown ${grown[0]} and racer 2 ${grown[1]}. In a long race racer ${first + 1} runs away, `
       + `${first ? "although it starts second" : "the leader at the start"}, and racer ${loser + 1} stops at ${end}. `
       + `${racing} of ${state.racers} products are positive and race. By theory the leader loses in `
-      + `${share(overtakes(state.racers, 2 ** state.ratio))} of new starts; so far it lost ${lost} of ${played}.`;
+      + `${share(overtakes(state.racers, 2 ** state.ratio))} of new starts${played ? `; in those drawn it lost ${lost} of ${played}` : ""}.`;
   }
 
   const percent = (exponent) => `${Explorable.number(10 ** (exponent + 2), exponent < -1 ? 1 : 0)} %`;

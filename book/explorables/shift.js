@@ -25,8 +25,8 @@
     title: "One shift of all rows is invisible",
     says: "Drag the vector c, which is added to all four rows, or turn the input x: the logits move together, and the "
       + "gates do not depend on c.",
-    shows: "Left, the four rows of a router in the plane with arrows to the rows after the shift by c, and the "
-      + "direction of the input x. Right, four logits before and after the shift, and four gates.",
+    shows: "Left, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
+      + "third of the input x. Right, four logits before and after the shift, and four gates.",
     handles: [
       coordinate(1, 0.45), coordinate(2, 0.3),
       { key: "angle", label: "angle of x:", min: 0, max: 355, step: 5, value: 60, text: (v) => `${v}°` },
@@ -40,7 +40,7 @@
       const plane = plot(0, {
         x: [-1.25, 1.25], y: [-1.25, 1.25], equal: true, xlabel: "first coordinate", ylabel: "second coordinate",
       });
-      const tip = x.map((t) => 1.1 * t / LENGTH);
+      const tip = x.map((t) => t / LENGTH);
       plane.arrow([0, 0], tip, "muted");
       plane.arrow([0, 0], c, "ink");
       ROWS.forEach((row, m) => {
@@ -50,7 +50,7 @@
       });
       plane.grip(...tip, "muted", (s, t) => ({ angle: (Math.atan2(t, s) * 180 / Math.PI + 360) % 360 }));
       plane.grip(...c, "ink", (s, t) => ({ c1: s, c2: t }));
-      plane.text(tip[0] + 0.12, tip[1] + 0.12, "x", "start");
+      plane.text(1.15 * tip[0], 1.15 * tip[1], `x / ${LENGTH}`, tip[0] < 0 ? "end" : "start");
       plane.text(c[0] + 0.12, c[1] - 0.16, "c", "start");
 
       const experts = { x: [0.4, 4.6], xticks: [1, 2, 3, 4], xlabel: "" };

@@ -44,8 +44,8 @@
 
   Explorable.add("softmaxes", {
     title: "The renormalized gate reports zero",
-    says: "Move the logits: with K = 1 the renormalized gate stays at 1. Then drag the threshold b and compare each risk "
-      + "with the slope that backpropagation reports.",
+    says: "Left, move the logits: with K = 1 the renormalized gate stays at 1. Right, in a layer of two experts, drag the "
+      + "threshold b and compare each risk with the slope that backpropagation reports.",
     shows: "Left, the gates of four experts under both rules. Right, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
@@ -59,7 +59,7 @@
       const h = logits(state), { b } = state;
       const bars = plot(0, { x: [0.4, 4.6], y: [0, 1], keys: 2, xlabel: "expert", ylabel: "gate", xticks: [1, 2, 3, 4] });
       const risks = plot(1, { x: [-EDGE, EDGE], y: [0, 1.8], keys: 2, xlabel: "threshold b", ylabel: "risk, K = 1 of 2" });
-      bars.key([["topk_softmax", "renormalized"], ["softmax_topk", "full softmax"]]);
+      bars.key([["topk_softmax", "selection first (renormalized)"], ["softmax_topk", "softmax first (full softmax)"]]);
       risks.key([["ink", "risk"], ["ink", "slope that is reported", "dashed"]]);
       KINDS.forEach(([name, renormalized], side) => {
         gates(h, Number(state.K), renormalized).forEach((gate, m) => bars.bar(m + 0.82 + 0.36 * side, gate, 0.32, name));
@@ -77,7 +77,7 @@
       const slopes = b === 0 ? "At b = 0 both risks have a kink"
         : `At b = ${number(b)} the risks have slopes ${number(slope(b, true))} and ${number(slope(b, false))}`;
       return `Renormalized gates sum to ${sum(own)}, full-softmax gates to ${sum(all)}. ${slopes}, and `
-        + `backpropagation reports exactly ${reported(b, true)} and ${number(reported(b, false))}.`;
+        + `backpropagation reports exactly ${reported(b, true)} and ${number(reported(b, false), 3)}.`;
     },
     formulas: { gates, risk, slope, reported },
   });

@@ -169,10 +169,11 @@
     const steps = stepped.map(place);
     plot.line(steps, "measured", "thin");
     apart(steps).forEach(([x, y]) => plot.dot(x, y, "measured"));
+    plot.dot(...steps.at(-1), "measured", true);
     plot.line(path.map(place), "bound");
     plot.grip(state.norm, state.degrees, "ink", (norm, degrees) => ({ norm, degrees }), true);
     plot.key([
-      ["bound", "flow"], ["measured", "descent with a fixed step", "thin"],
+      ["bound", "flow"], ["measured", "descent; ring: last step", "thin"],
       ["muted", "grey: the norm shrinks", "thin"],
       ...(radius(state) === Infinity ? [["sharp", "its edge |w| = 2 cos θ / σ²", "dashed"]] : []),
     ]);
@@ -180,7 +181,8 @@
 
   const words = (w) => {
     const { norm, degrees } = polar(w), { number } = Explorable;
-    return `norm ${number(norm, norm < 10 ? 2 : 1)} and angle ${number(degrees, degrees < 9.95 ? 1 : 0)}°`;
+    const beyond = norm > PLANE.norm[1] ? " (beyond the picture)" : "";
+    return `norm ${number(norm, norm < 10 ? 2 : 1)}${beyond} and angle ${number(degrees, degrees < 9.95 ? 1 : 0)}°`;
   };
 
   function readout(state) {

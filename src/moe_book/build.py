@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from moe_book import api, claims, pages, search
+from moe_book import api, claims, pages, previews, search
 from moe_book.decisions import decisions
 from moe_book.experiments.catalogue import entries
 from moe_book.finish import finish
@@ -282,6 +282,7 @@ def render(source: Path, output: Path, config: str) -> None:
     shutil.copytree(source / "explorables", output / "explorables")
     search.install(output, source / "search")
     finish(output)
+    previews.install(output)
     _put(output / "ledger.json", (json.dumps(ledger, indent=1, ensure_ascii=False) + "\n").encode())
     stamp.write_text(digest.hexdigest())
 

@@ -87,22 +87,30 @@ def imported(notebook: Path) -> dict[str, Any]:
 
 
 def lead_to_source(app, pagename, templatename, context, doctree):
-    """Names of the package in a chapter's cells become links to their source."""
+    """Names of the package become links to their source where a cell of a chapter uses them first."""
     if doctree is None or not pagename.startswith("notebooks/"):
         return
     names = imported(Path(app.srcdir) / f"{pagename}.ipynb")
+    seen: set[str] = set()
 
     def linked(match: re.Match) -> str:
+        if match[0] in seen:
+            return match[0]
         what, attributes = names.get(match[1]), re.findall(r'"n">(\w+)', match[2])
         while inspect.ismodule(what) and attributes:
             what = getattr(what, attributes.pop(0), None)
         module = getattr(what, "__module__", None) or ""
         if attributes or not module.startswith(("moe_theory.", "moe_book.")) or not hasattr(what, "__qualname__"):
             return match[0]
+        seen.add(match[0])
         address = f"{'../' * pagename.count('/')}_modules/{module.replace('.', '/')}.html#{what.__qualname__}"  # pyright: ignore
         return f'<a class="source-link" href="{address}">{match[0]}</a>'
 
-    context["body"] = NAME.sub(linked, context["body"])
+    parts = []
+    for part in re.split(r'(?=<div class="highlight-)', context["body"]):
+        seen.clear()
+        parts.append(NAME.sub(linked, part))
+    context["body"] = "".join(parts)
 
 
 def _defined(tree: ast.Module):

@@ -1,9 +1,9 @@
 """Formulas as MathML, set by Temml when the book is built: no script runs for them in a reader's browser."""
 
 import atexit
-import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from py_mini_racer import JSEvalException, MiniRacer
 

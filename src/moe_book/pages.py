@@ -659,6 +659,7 @@ def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, 
         links.append(f'<a href="{book}/errata.html#erratum-{row["id"]}">erratum</a>')
     if row["paper"] in addresses():
         links.append(f'<a href="{addresses()[row["paper"]]}">the paper</a>')
+    links.append(f'<a href="#claim-{row["id"]}">address of this box</a>')
     return f'<p class="claim-links">{" · ".join(links)}</p>'
 
 

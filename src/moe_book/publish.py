@@ -401,6 +401,31 @@ def write_copies(folder: Path, chapters: list[Path], home: str, address: str | N
         copied.write_text(nbformat.writes(published(path, refs, address, numbers)) + "\n")
 
 
+NOT_FOUND = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex"><meta name="color-scheme" content="light dark">
+<title>{title}: no such page</title>
+<style>body {{ font: 1.1rem/1.6 sans-serif; max-width: 38rem; margin: 4rem auto; padding: 0 1rem }}</style></head>
+<body><h1>There is no such page</h1>
+<p>The address may be old, for chapters are renamed at times. <a href="{home}">{title}</a> has the list of all chapters,
+<a href="{home}book/questions.html">Questions</a> the words that the book explains, and the
+<a href="{home}search.html">search</a> its theorems and claims.</p></body></html>
+"""
+
+
+def not_found(home: str) -> str:
+    """What is shown for an address below `home`, that of the book, at which there is no page."""
+    return NOT_FOUND.format(home=home, title=CONFIG["title"])
+
+
+def sitemap(home: str, folder: Path) -> str:
+    """The addresses of the pages to read in a folder, below `home`, as search engines read them."""
+    read = [folder / "index.html", *sorted(folder.glob("book/*.html")), *sorted(folder.glob("notebooks/**/*.html"))]
+    pages = "".join(f"<url><loc>{home}{path.relative_to(folder).as_posix()}</loc></url>\n" for path in read)
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n'
+    return f"{head}{pages}</urlset>\n"
+
+
 def main() -> None:
     """Entry point: the tree to publish, with links to Colab where `--repository` names the place."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -426,6 +451,9 @@ def main() -> None:
     chapters = [build.executed(n) for n in build.chapters()]
     for folder in ("notebooks", "_sources/notebooks"):
         write_copies(SITE / folder, chapters, home, address)
+    if repository:
+        (SITE / "404.html").write_text(not_found(home), encoding="utf-8")
+        (SITE / "sitemap.xml").write_text(sitemap(home, SITE), encoding="utf-8")
     (SITE / ".nojekyll").touch()
     print(f"== publish {SITE.relative_to(build.ROOT)}")
 

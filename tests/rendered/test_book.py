@@ -169,6 +169,34 @@ def test_the_front_page_leads_to_the_book(browser):
     tab.context.close()
 
 
+@pytest.mark.parametrize(
+    ("link", "says"),
+    [
+        ("p a[href='#thm-2g-signs']", "Theorem 11.2 (Three signs)"),
+        ("p a[href^='../book/references.html#']", "Dikkala"),
+    ],
+)
+def test_a_link_shows_what_it_leads_to(browser, link, says):
+    """By mouse and by keyboard, on its own page and on another; Escape takes it away, and nothing has an id twice."""
+    tab, complaints = opened(browser, "notebooks/11_two_gaussians.html")
+    first, box = tab.locator(f"article {link}").first, tab.locator("#preview")
+    assert not box.is_visible()
+    first.hover()
+    box.wait_for(state="visible")
+    assert says in box.inner_text() and box.locator("[id], a").count() == 0
+    tab.keyboard.press("Escape")
+    assert not box.is_visible()
+    tab.mouse.move(5, 5)
+    first.evaluate("e => e.previousSibling && e.focus()")
+    tab.keyboard.press("Shift+Tab")
+    tab.keyboard.press("Tab")
+    box.wait_for(state="visible")
+    assert first.get_attribute("aria-describedby") == "preview" and says in box.inner_text()
+    tab.keyboard.press("Tab")
+    assert first.get_attribute("aria-describedby") is None and complaints == []
+    tab.context.close()
+
+
 def test_ledger_and_front_page_say_what_the_json_says(browser):
     ledger = json.loads((HTML / "ledger.json").read_text())
     tab, _ = opened(browser, "book/verdicts.html")
@@ -241,7 +269,13 @@ def test_cards_ledger_errata_and_papers_lead_to_each_other():
             if link["href"].startswith("https://"):
                 assert rows[claim]["paper"] in ("chen2022", "dikkala2023", "nguyen2025")
                 continue
-            name = (HTML / page).parent.joinpath(target).resolve().relative_to(HTML.resolve()).as_posix()
+            name = (
+                (HTML / page)
+                .parent.joinpath(target or (HTML / page).name)
+                .resolve()
+                .relative_to(HTML.resolve())
+                .as_posix()
+            )
             assert anchor.endswith(claim) and anchor in places[name], link["href"]
     cards = {f"claim-{claim}" for claim, row in rows.items() if row["verdict"] != "open"}
     assert set(rows) <= places["book/ledger.html"] and cards <= set().union(*places.values())

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
@@ -244,3 +245,15 @@ def test_the_install_cell_pins_what_python_imports(tmp_path, monkeypatch):
 def test_a_first_cell_of_another_form_is_refused(line):
     with pytest.raises(ValueError, match="^parameters: expected .*, got "):
         publish._fields(f"seed = 0\n{line}")
+
+
+def test_a_published_book_says_where_its_pages_are_and_are_not(tmp_path):
+    for name in ("index", "book/ledger", "notebooks/appendix/03_details", "_modules/index", "search"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.html").touch()
+    found = ElementTree.fromstring(publish.sitemap("https://example.invalid/a/", tmp_path))
+    pages = ["index", "book/ledger", "notebooks/appendix/03_details"]
+    assert [loc.text for url in found for loc in url] == [f"https://example.invalid/a/{name}.html" for name in pages]
+    links = re.findall(r'href="([^"]+)"', publish.not_found("https://example.invalid/a/"))
+    places = ["", "book/questions.html", "search.html"]
+    assert links == [f"https://example.invalid/a/{place}" for place in places]
