@@ -38,11 +38,10 @@ function lightNeighbours(map) {
 
 // Everything is measured before anything is changed, or each change would lay the page out anew.
 // A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
-// An inline box has no width of its own (clientWidth 0) and never scrolls.
 function markAll() {
   const boxes = [...document.querySelectorAll(BOXES)];
   const scrolls = boxes.map((box) => {
-    const wider = box.classList.contains("wide") || (box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 4);
+    const wider = box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 4;
     return wider && ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
   });
   boxes.forEach((box, k) => {
@@ -54,7 +53,7 @@ function markAll() {
 
 const BOXES = "article pre, article div.math > math, article .claim-card, article .erratum, "
   + "article :is(figure, div).book-figure, article figure.align-default, article .erratum table, "
-  + "article .pst-scrollable-table-container, article .table-wrapper, article span.math";
+  + "article .pst-scrollable-table-container, article .table-wrapper";
 
 // Buttons of the theme are named by what they show, and its lists hold items.
 function mendTheme() {

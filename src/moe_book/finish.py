@@ -13,7 +13,7 @@ from moe_book.mathml import mathml
 #: Formulas as Sphinx and `typeset.formulas` mark them, and what holds text that is no formula.
 FORMULA = re.compile(
     r"<(?P<code>pre|code|script|style|textarea)\b.*?</(?P=code)>"
-    r"|(?:<span class=\"math notranslate nohighlight\"[^>]*>)?\\\((?P<inline>.+?)\\\)(?P<end></span>)?"
+    r"|(?P<span><span class=\"math notranslate nohighlight\"[^>]*>)?\\\((?P<inline>.+?)\\\)(?(span)</span>)"
     r"|(?P<open><div class=\"math notranslate nohighlight\"[^>]*>)\s*(?P<number><span class=\"eqno\">.*?</span>)?"
     r"\s*\\\[(?P<display>.+?)\\\]</div>",
     re.DOTALL,
@@ -48,8 +48,6 @@ MENDED = [
     ),
     (r'<th halign="(\w+)"', r'<th style="text-align: \1"'),
     (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
-    # the book has a search of its own
-    (r'<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>\s*', ""),
     # the title for paper is no second heading
     (r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>(.*?)</h1>', r"\1<p>\2</p>"),
 ]

@@ -28,6 +28,7 @@ def test_a_formula_in_a_line_is_mathml():
     math = BeautifulSoup(page, "html.parser").math
     assert math.text == "a<b" and math.find_parent("span")["class"] == ["math"] and "held" not in page
     assert told(r"<td>\(x\)</td>") == '<td><span class="math">F</span></td>'
+    assert told(r"<b><span>\(x\)</span></b>") == '<b><span><span class="math">F</span></span></b>'
 
 
 @pytest.mark.parametrize(
@@ -111,5 +112,4 @@ def test_what_browsers_stumble_over_is_mended():
         mended('<div class="claim-card a b" id="claim-c"><p class="claim-head">d</p></div>'), "html.parser"
     )
     assert card.div["role"] == "group" and card.p["role"] == "heading" and card.div["aria-labelledby"] == card.p["id"]
-    for script in ('src="../_static/searchtools.js"', 'defer src="a/scripts/fontawesome.js?d=1"'):
-        assert mended(f"<script {script}></script>") == ""
+    assert mended('<script defer src="a/scripts/fontawesome.js?d=1"></script>') == ""
