@@ -163,6 +163,17 @@ def _next_experts(h, gates, experts):
     return h, gates, experts.roll(1, -1) if _is_mask(h, experts) else (experts + 1) % h.shape[-1]
 
 
+def _larger_at_one(h, gates, experts):
+    factor = torch.ones_like(gates)
+    factor.view(-1, gates.shape[-1])[1] = 1.01
+    return h, factor * gates, experts
+
+
+def _some_detached(out: Tensor, where: Tensor) -> Tensor:
+    """No gradient at the tokens, about half of them, at which a number is negative."""
+    return torch.where(where[..., :1] < 0, out.detach(), out)
+
+
 def _masked(h, gates, experts):
     others = torch.cat([torch.full_like(h[..., :1], -torch.inf), h[..., 1:]], -1)
     if _is_mask(h, experts):
@@ -194,6 +205,11 @@ def _silenced(model: nn.Module) -> None:
 def _cut(model: nn.Module) -> None:
     for layer in layers_of(model):
         layer.block.register_forward_hook(lambda _, __, out: out.detach())
+
+
+def _cut_at_some(model: nn.Module) -> None:
+    for layer in layers_of(model):
+        layer.block.register_forward_hook(lambda _, __, out: _some_detached(out, out))
 
 
 def _exchanged(model: nn.Module) -> None:
@@ -248,6 +264,17 @@ FAULTS = {
         frozenset({"gradient"}),
     ),
     "block detached": Fault("no gradient flows through what a block returns", _cut, frozenset({"gradient"})),
+    "some gates detached": Fault(
+        "no gradient flows through the gates of about half of the tokens",
+        rewritten(lambda h, gates, experts: (h, _some_detached(gates, h), experts)),
+        frozenset({"gradient"}),
+    ),
+    "block detached at some": Fault(
+        "no gradient flows through what a block returns at about half of the tokens",
+        _cut_at_some,
+        frozenset({"gradient"}),
+    ),
+    "one token": Fault("the gates of one token are 1 % larger", rewritten(_larger_at_one), frozenset({"gate"})),
     "tokens exchanged": Fault("in a batch tokens get each other's output", _exchanged, frozenset({"gate"})),
     "second softmax": Fault(
         "the balancing loss is handed probabilities for logits",
