@@ -356,7 +356,7 @@ def test_switch_pools_the_layers_of_a_stack(tiny, layers):
 def test_half_precision_is_read(tiny, family, dtype):
     """A whole model is not accused; what is broken is found, but for small slips of the balancing loss.
 
-    Switch in bfloat16 rounds its probabilities before it selects.
+    One percent of a gate is within the rounding of bfloat16. Switch in bfloat16 rounds its probabilities before it selects.
     """
     own = {"scores rounded", "loads"} if family == "Switch" and dtype == torch.bfloat16 else set()
     for name, fault in (tiny.CONTROLS | tiny.FAULTS).items():
@@ -367,7 +367,8 @@ def test_half_precision_is_read(tiny, family, dtype):
             half = tiny.tiny(family, k=fault.k).to(dtype)
             fault.breaks(half)
             found = diagnose(half, batch).named
-            assert found <= single | own and single - found <= {"balance"}, name
+            within = {"balance"} | ({"gate"} if name == "one token" and dtype == torch.bfloat16 else set())
+            assert found <= single | own and single - found <= within, name
 
 
 def test_what_the_library_does_not_run_is_refused(tiny):
