@@ -15,11 +15,14 @@ import numpy as np
 import seaborn as sns
 from IPython.display import display
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Circle
 from matplotlib.ticker import FixedLocator, MaxNLocator
 from PIL import Image
 
 from moe_book.typeset import CAPTION
+
+NARROW = 3.9  # inches of a figure whose panels a phone shows below each other
 
 #: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
 COLORS = {
@@ -211,12 +214,59 @@ def show(figure: Figure, caption: str, alt: str) -> None:
     for name, value in (("caption", caption), ("alt", alt)):
         if not value.strip():
             raise ValueError(f"{name}: expected a sentence, got {value!r}")
+    alt = " ".join(alt.split())
+    about, image = {"alt": alt}, _png(figure)
+    if _stack(figure):
+        about["stacked"] = _png(figure)
+    plt.close(figure)
+    _display({"image/png": image, "text/plain": f"[{alt}]"}, caption, {"image/png": about})
+
+
+def _png(figure: Figure) -> str:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=150, facecolor="white")
-    plt.close(figure)
-    alt = " ".join(alt.split())
-    image = base64.b64encode(palette(data.getvalue())).decode()
-    _display({"image/png": image, "text/plain": f"[{alt}]"}, caption, {"image/png": {"alt": alt}})
+    return base64.b64encode(palette(data.getvalue())).decode()
+
+
+def _stack(figure: Figure) -> bool:
+    """Put panels that stand side by side below each other, as a phone shows them; whether there are any.
+
+    Two columns, and a row of three, become one column; more become two. Column after column, since a column has its
+    title above the first panel; row after row where every panel has one.
+    """
+    axes = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
+    rows, columns = axes[0].get_subplotspec().get_gridspec().get_geometry() if axes else (1, 1)
+    if columns == 1 or len(axes) != rows * columns:
+        return False
+    for first, ax in zip(np.repeat(axes[::columns], columns), axes, strict=True):
+        ax.set_ylabel(ax.get_ylabel() or first.get_ylabel())
+    beside = 1 if columns == 2 or (rows, columns) == (1, 3) else 2
+    if not all(ax.get_title() for ax in axes):
+        axes = [axes[row * columns + column] for column in range(columns) for row in range(rows)]
+    down = math.ceil(len(axes) / beside)
+    figure.set_size_inches(NARROW, figure.get_figheight() / rows * down)
+    for ax, place in zip(axes, GridSpec(down, beside, figure), strict=False):
+        ax.set_subplotspec(place)
+        if place.is_first_col():  # ticks of a shared axis stood at a neighbour
+            ax.tick_params(labelleft=True)
+        else:
+            ax.set_ylabel("")
+        if place.is_last_row():
+            ax.tick_params(labelbottom=True)
+    _narrow_legends(figure)
+    return True
+
+
+def _narrow_legends(figure: Figure) -> None:
+    """Legends above a figure in as many columns as it is wide enough for."""
+    for legend in list(figure.legends):
+        labels = [text.get_text() for text in legend.get_texts()]
+        for n in range(legend._ncols, 0, -1):
+            legend.remove()
+            legend = figure.legend(legend.legend_handles, labels, loc="outside upper center", ncol=n)
+            figure.draw_without_rendering()
+            if legend.get_window_extent().width <= figure.bbox.width:
+                break
 
 
 def _joined(label):

@@ -599,11 +599,14 @@ WIDE = 945  # pixels of a figure that a phone does not shrink to its own width: 
 
 
 def _drawn(output: Mapping) -> str:
-    """A figure as HTML; one of several panels side by side is marked, for it would be too small on a phone."""
-    data, alt = output["data"]["image/png"], escape(output["metadata"]["image/png"]["alt"])
-    width = Image.open(io.BytesIO(base64.b64decode(data))).width
-    wide = ' class="wide"' * (width > WIDE)
-    return f'<img{wide} alt="{alt}" style="max-width:100%;height:auto" src="data:image/png;base64,{data}">'
+    """A figure as HTML; a phone gets its panels below each other, or a mark that it scrolls where it is wide."""
+    about = output["metadata"]["image/png"]
+    data, stacked, alt = output["data"]["image/png"], about.get("stacked"), escape(about["alt"])
+    wide = not stacked and Image.open(io.BytesIO(base64.b64decode(data))).width > WIDE
+    style = ' class="wide"' * wide + ' style="max-width:100%;height:auto"'
+    image = f'<img alt="{alt}"{style} src="data:image/png;base64,{data}">'
+    source = f'<source media="(max-width: 600px)" srcset="data:image/png;base64,{stacked}">'
+    return f"<picture>{source}{image}</picture>" if stacked else image
 
 
 TABLE = re.compile(r"<table[^>]*\bbook-table\b.*?</table>", re.DOTALL)

@@ -102,6 +102,41 @@ def test_a_figure_is_shown_with_caption_and_alternative_text_and_closed(shown):
     assert not plt.fignum_exists(fig.number)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "titled", "down", "beside"),
+    [(1, 2, True, 2, 1), (2, 2, False, 4, 1), (2, 4, True, 4, 2), (1, 3, True, 3, 1), (2, 3, False, 3, 2)],
+)
+def test_panels_side_by_side_are_stacked_for_a_phone(shown, rows, columns, titled, down, beside):
+    """Each has its title, labels and ticks where it stands now, and the legend is no wider than the figure."""
+    fig, axes = figures.panels(rows, columns, height=2.0, sharex=True, sharey=True, squeeze=False)
+    for n, ax in enumerate(axes.flat):
+        ax.plot([0, 1], [0, n], label=f"a line with a long label, {n}")
+        ax.set_title(f"panel {n}" if titled or n < columns else "")
+    for first in axes[:, 0]:
+        first.set_ylabel("height")
+    fig.legend(loc="outside upper center", ncol=4)
+    figures.show(fig, "Caption.", "Alternative text.")
+    stacked = Image.open(io.BytesIO(base64.b64decode(shown[0][1]["image/png"]["stacked"])))
+    assert stacked.width == round(150 * figures.NARROW) and stacked.height == 300 * down
+    places = [ax.get_subplotspec() for ax in axes.flat]
+    assert {place.get_gridspec().get_geometry() for place in places} == {(down, beside)}
+    by_columns = [n for column in range(columns) for n in range(column, rows * columns, columns)]
+    order = range(rows * columns) if titled else by_columns
+    assert [place.num1 for place in places] == [list(order).index(n) for n in range(rows * columns)]
+    for ax, place in zip(axes.flat, places, strict=True):
+        assert ax.get_ylabel() == ("height" if place.is_first_col() else "")
+        assert ax.yaxis.get_tick_params()["labelleft"] or not place.is_first_col()
+        assert ax.xaxis.get_tick_params()["labelbottom"] or not place.is_last_row()
+    (legend,) = fig.legends
+    assert legend.get_window_extent().width <= fig.bbox.width
+    assert len(legend.get_texts()) == rows * columns
+
+
+def test_a_column_of_panels_stays_as_it_is(shown):
+    figures.show(figures.panels(2, 1)[0], "Caption.", "Alternative text.")
+    assert "stacked" not in shown[0][1]["image/png"]
+
+
 @pytest.mark.parametrize(("caption", "alt"), [("", "text"), ("text", " \n")])
 def test_bad_captions_are_refused(shown, caption, alt):
     with pytest.raises(ValueError, match=r"^(caption|alt): expected a sentence"):

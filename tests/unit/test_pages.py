@@ -186,6 +186,16 @@ def test_a_figure_of_many_panels_is_marked(width):
     assert ('class="wide"' in drawn) == (width > pages.WIDE) and 'alt="a &quot;b&quot;"' in drawn and image in drawn
 
 
+def test_a_phone_gets_the_stacked_panels():
+    data = io.BytesIO()
+    Image.new("RGB", (1110, 2)).save(data, "PNG")
+    image = base64.b64encode(data.getvalue()).decode()
+    about = {"alt": "Two panels.", "stacked": "c3RhY2tlZA=="}
+    drawn = pages._drawn({"data": {"image/png": image}, "metadata": {"image/png": about}})
+    phone = '<picture><source media="(max-width: 600px)" srcset="data:image/png;base64,c3RhY2tlZA==">'
+    assert drawn.startswith(phone) and drawn.endswith("</picture>") and image in drawn and "wide" not in drawn
+
+
 PARTS = yaml.safe_load((build.ROOT / "_toc.yml").read_text())["parts"]
 PAGES = [entry["file"] for part in PARTS for entry in part["chapters"]]
 NUMBERED = [page for page in PAGES if re.match(r"notebooks/\d\d_", page)]
