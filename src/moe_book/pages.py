@@ -23,7 +23,7 @@ from PIL import Image
 from pybtex.database import parse_file
 
 from moe_book import graph as claim_graph
-from moe_book import manifest, notebooks
+from moe_book import front, manifest, notebooks
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in
@@ -549,6 +549,7 @@ def generated(ledger: dict, known: Mapping[str, Box]) -> dict[str, str]:
         "_sabotage.md": sabotage(ledger),
         "_findings.md": findings(ledger),
         "_gpu.md": gpu_table(),
+        "_training.md": front.training(),
         "ledger.md": ledger_page(ledger, known),
         "map.md": map_page(ledger),
         "errata.md": errata_page(ledger, known),

@@ -1,0 +1,42 @@
+// The front page: a stored training of eight cubic experts (chapter 5, the first run of its second figure). Its numbers
+// stand in the page; nothing is computed here but sizes.
+
+for (const { dataset } of document.querySelectorAll("[data-explorable=training]")) {
+  const { steps, learned, sent } = JSON.parse(dataset.run);  // (T), (T, K, M), (T, K, M)
+  const [K, M] = [sent[0].length, sent[0][0].length];
+  const most = Math.max(...learned.flat(2));
+  const { expert } = Explorable;
+
+  /** Share of all examples that go to the expert of their cluster that gets most. */
+  const divided = (at) => sent[at].reduce((sum, row) => sum + Math.max(...row), 0) / K;
+
+  function squares(plot, table, largest) {
+    table.forEach((row, k) => row.forEach((value, m) => {
+      plot.square(m + 1, k + 1, 0.9 * Math.sqrt(Math.max(value, 0) / largest), expert(k));
+    }));
+  }
+
+  Explorable.add("training", {
+    title: "Eight experts part",
+    says: "Press Play. Equal experts come to differ first, and the router follows them.",
+    shows: "Two tables of squares, four clusters against eight experts: on the left how far an expert has learned a "
+      + "cluster's signal, on the right the share of the cluster that goes to it.",
+    handles: [
+      { key: "at", label: "step:", min: 0, max: steps.length - 1, step: 1, value: 0, text: (at) => `${steps[at]}` },
+      { label: "Play", plays: "at", seconds: 6 },
+    ],
+    panels: 2,
+    height: 250,
+    draw({ plot }, { at }) {
+      const axes = {
+        x: [0.4, M + 0.6], xticks: Array.from({ length: M }, (_, m) => m + 1), xlabel: "expert",
+        y: [K + 0.6, 0.4], yticks: Array.from({ length: K }, (_, k) => k + 1),
+      };
+      squares(plot(0, { ...axes, ylabel: "cluster: what an expert has learned" }), learned[at], most);
+      squares(plot(1, { ...axes, ylabel: "cluster: where its examples go" }), sent[at], 1);
+    },
+    readout: ({ at }) => `At step ${steps[at]} the busiest expert of a cluster gets ${Math.round(100 * divided(at))} % of `
+      + "its examples, in the mean of four clusters.",
+    formulas: { divided },
+  });
+}
