@@ -28,12 +28,14 @@ PAGES = {
     "shift": "notebooks/21_identifiability.html",
 }
 SETTINGS = 200  # random ones for each formula
-#: Words of a drawing that lie on others.
-OVERLAPS = """e => { const all = [...e.querySelectorAll('svg text')].filter(t => t.textContent)
-    .map(t => [t.textContent, t.getBoundingClientRect()]);
+#: Words of a drawing that lie on others or below a grip.
+OVERLAPS = """e => {
+    const boxes = of => [...e.querySelectorAll(of)].map(t => [t.textContent, t.getBoundingClientRect()]);
+    const words = boxes('svg text'), all = [...words, ...boxes('svg .grip-dot')];
     const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 0;
-    return all.flatMap(([s, a], i) => all.slice(i + 1).filter(([, b]) => meet(a, b)).map(([t]) => `${s} on ${t}`)); }"""
+    return words.flatMap(([s, a], i) =>
+        all.slice(i + 1).filter(([, b]) => meet(a, b)).map(([t]) => `${s} below ${t || 'a grip'}`)); }"""
 #: What is too small for a finger.
 SMALL = """e => [...e.querySelectorAll('input, select, button, output a, .grip')].filter(t => {
     const { width, height } = t.getBoundingClientRect(); return Math.min(width, height) < 24;
