@@ -2,17 +2,19 @@
 // page. A state is {key: value}, one value for each handle. A spec holds
 //   title     heading; says: one sentence, what to try; shows: one sentence, what the picture shows (for the ear)
 //   handles   in order: {key, label, min, max, step, value, text?: (value, state) => words after the label}, a slider;
-//             {key, label, value, choices: {value: words}}, a list; {label, press: (state) => changes}, a button
-//   panels    number of drawings, side by side or, on a phone, one below the other; height: of each, in pixels
+//             {key, label, value, choices: {value: words}}, a list; {label, press: (state) => changes}, a button;
+//             {label, plays: key of a slider, seconds}, a button that moves it from end to end
+//   height    of each drawing, in pixels, side by side; narrow: their heights on a phone, one below the other
 //   draw      (kit, state) => draws all; kit.plot(i, {x: [low, high], y: [low, high], xlabel, ylabel, xticks?, yticks?,
-//             equal?, part?: [i, n], the i-th of n parts of its height, keys?: lines of key above it}) gives the i-th
-//             drawing; ticks are values or [value, words]; its methods take coordinates of the data:
-//             line(points, colour, style?), area(points, colour), dot(x, y, colour, open?), arrow(from, to, colour),
-//             bar(x, y, width, colour), text(x, y, words, anchor?), key([[colour, words, style?], ...]), and
-//             grip(x, y, colour, (x, y) => changes, anywhere?), a dot to drag, or to put `anywhere`
-//             by a click; what it changes has handles, too, for the keyboard
+//             equal?, part?: [i, n], the i-th of n parts, one below the other or, on a phone, side by side,
+//             keys?: [[colour, words, style?], ...]}) gives the i-th drawing; ticks are values or [value, words]; its
+//             methods take coordinates of the data: line(points, colour, style?), area(points, colour),
+//             dot(x, y, colour, open?), arrow(from, to, colour), bar(x, y, width, colour), square(x, y, side, colour),
+//             exit(points, colour), a tip where a path leaves the axes for good, text(x, y, words, anchor?, pixels right
+//             and down?), and grip(x, y, colour, (x, y) => changes, anywhere?), a dot to drag, or to put `anywhere` by a
+//             click; what it changes has handles, too, for the keyboard
 //   state     {key: value}, what else a state has at the start, for buttons to change
-//   readout   (state) => the result in one sentence, with its numbers
+//   readout   (state) => the result in one sentence, with its numbers; source: [words, address], a link at its words
 //   formulas  {name: pure function}, for tests as Explorable.formulas[name of the explorable][name of the function]
 // Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed". A line of
 // custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour, mass(x), normals(seed) and
@@ -21,8 +23,9 @@
 const Explorable = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const GAP = 16, WIDE = 560;  // pixels between drawings; from this width on they stand side by side
-  const NARROW = 0.85;  // share of its height that a drawing has below another
-  const MARGIN = { left: 46, right: 12, top: 30, bottom: 44 };
+  const MARGIN = { left: 48, right: 16, bottom: 46 };
+  const TICK = 11;  // pixels between axes and their numbers, which a grip on the border does not cover
+  const ROOM = { x: 46, y: 24 };  // least distance of numbers on an axis
   const REACH = 26;  // pixels from a grip within which a finger takes it
   const EXPERTS = ["measured", "bound", "sharp", "paper", "linear", "tanh"];
   const formulas = {};
@@ -37,10 +40,10 @@ const Explorable = (() => {
     return value < 0 && Number(text) ? `−${text}` : text;
   }
 
-  /** Three to six round numbers from low to high. */
-  function ticks(low, high) {
-    const power = 10 ** Math.floor(Math.log10((high - low) / 3));
-    const step = power * [5, 2, 1].find((m) => (high - low) / (m * power) >= 2.4);
+  /** Round numbers from low to high, at most seven and at least `room` of the axis' pixels apart. */
+  function ticks([low, high], pixels, room) {
+    const least = (high - low) * Math.max(1 / 6, room / pixels), power = 10 ** Math.floor(Math.log10(least));
+    const step = power * [1, 2, 5, 10].find((m) => m * power > 0.999 * least);
     const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
     return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toFixed(9)));
   }
@@ -92,12 +95,16 @@ const Explorable = (() => {
 
   /** One drawing: axes over a rectangle of the picture, and marks in coordinates of the data. */
   class Plot {
-    constructor(svg, box, axes, grips) {
-      Object.assign(this, { svg, box, grips });
+    constructor(svg, place, axes, grips) {
+      Object.assign(this, { svg, place, grips });
+      this.box = {
+        left: place.left + MARGIN.left, right: place.right - MARGIN.right,
+        top: this.key(axes.keys ?? []), bottom: place.last - MARGIN.bottom,
+      };
       [this.x, this.y] = axes.equal ? this.widened(axes) : [axes.x, axes.y];
       this.frame(axes);
       this.clip = `ex-clip-${++count}`;
-      const { left, right, top, bottom } = box;
+      const { left, right, top, bottom } = this.box;
       const path = shape(svg, "clipPath", { id: this.clip });
       shape(path, "rect", { x: left, y: top, width: right - left, height: bottom - top });
     }
@@ -113,20 +120,22 @@ const Explorable = (() => {
     X(x) { return this.box.left + (x - this.x[0]) / (this.x[1] - this.x[0]) * (this.box.right - this.box.left); }
     Y(y) { return this.box.bottom - (y - this.y[0]) / (this.y[1] - this.y[0]) * (this.box.bottom - this.box.top); }
 
-    frame({ xlabel, ylabel, xticks = ticks(...this.x), yticks = ticks(...this.y) }) {
+    frame({ xlabel, ylabel, xticks, yticks }) {
       const { left, right, top, bottom } = this.box;
+      xticks ??= ticks(this.x, right - left, ROOM.x);
+      yticks ??= ticks(this.y, bottom - top, ROOM.y);
       const digits = (values) => Math.max(...values.map((v) => `${v}`.split(".")[1]?.length ?? 0));
       const words = (values) => values.map((v) => (Array.isArray(v) ? v : [v, number(v, digits(values))]));
       for (const [x, text] of words(xticks)) {
         shape(this.svg, "line", { x1: this.X(x), x2: this.X(x), y1: top, y2: bottom, class: "grid" });
-        shape(this.svg, "text", { x: this.X(x), y: bottom + 18, "text-anchor": "middle", class: "tick" }, text);
+        shape(this.svg, "text", { x: this.X(x), y: bottom + TICK + 11, "text-anchor": "middle", class: "tick" }, text);
       }
       for (const [y, text] of words(yticks)) {
         shape(this.svg, "line", { x1: left, x2: right, y1: this.Y(y), y2: this.Y(y), class: "grid" });
-        shape(this.svg, "text", { x: left - 6, y: this.Y(y) + 5, "text-anchor": "end", class: "tick" }, text);
+        shape(this.svg, "text", { x: left - TICK, y: this.Y(y) + 5, "text-anchor": "end", class: "tick" }, text);
       }
-      shape(this.svg, "text", { x: (left + right) / 2, y: bottom + 38, "text-anchor": "middle" }, xlabel);
-      shape(this.svg, "text", { x: left - MARGIN.left, y: this.box.first + 16 }, ylabel);
+      shape(this.svg, "text", { x: (left + right) / 2, y: bottom + 40, "text-anchor": "middle" }, xlabel);
+      shape(this.svg, "text", { x: this.place.left, y: this.place.first + 15 }, ylabel);
     }
 
     path(points) {
@@ -153,11 +162,28 @@ const Explorable = (() => {
     arrow([x, y], [toX, toY], name) {
       const [dx, dy] = [this.X(toX) - this.X(x), this.Y(toY) - this.Y(y)], length = Math.hypot(dx, dy);
       if (length < 1) return;
-      const [ux, uy] = [dx / length, dy / length], tip = Math.min(10, length);
-      const [ex, ey] = [this.X(toX), this.Y(toY)], [bx, by] = [ex - tip * ux, ey - tip * uy];
+      const [ux, uy] = [dx / length, dy / length], size = Math.min(10, length);
+      const [bx, by] = [this.X(toX) - size * ux, this.Y(toY) - size * uy];
       shape(this.svg, "path", { d: `M${this.X(x)} ${this.Y(y)}L${bx} ${by}`, class: "line", stroke: colour(name) });
-      const wing = (side) => `${bx - side * tip * uy} ${by + side * tip * ux}`;
-      shape(this.svg, "path", { d: `M${ex} ${ey}L${wing(0.5)}L${wing(-0.5)}Z`, fill: colour(name) });
+      this.tip([bx, by], [size * ux, size * uy], name);
+    }
+
+    /** A tip of an arrow, in pixels: the middle of its base, and from there to its point. */
+    tip([x, y], [dx, dy], name) {
+      const wing = (side) => `${x - side * dy} ${y + side * dx}`;
+      shape(this.svg, "path", { d: `M${x + dx} ${y + dy}L${wing(0.5)}L${wing(-0.5)}Z`, fill: colour(name) });
+    }
+
+    holds([x, y]) { return x >= this.x[0] && x <= this.x[1] && y >= this.y[0] && y <= this.y[1]; }
+
+    exit(points, name) {
+      const last = points.findLastIndex((point) => this.holds(point)), [p, q] = points.slice(last, last + 2);
+      if (!q) return;
+      const until = (a, limits) => (p[a] === q[a] ? 1 : Math.max(...limits.map((t) => (t - p[a]) / (q[a] - p[a]))));
+      const part = Math.min(until(0, this.x), until(1, this.y));
+      const [dx, dy] = [this.X(q[0]) - this.X(p[0]), this.Y(q[1]) - this.Y(p[1])], size = 14 / Math.hypot(dx, dy);
+      const back = part - size;  // the point of the tip lies on the border
+      this.tip([this.X(p[0]) + back * dx, this.Y(p[1]) + back * dy], [size * dx, size * dy], name);
     }
 
     /** From 0 to y, `width` wide around x. */
@@ -169,17 +195,31 @@ const Explorable = (() => {
       });
     }
 
-    text(x, y, words, anchor = "middle") {
-      shape(this.svg, "text", { x: this.X(x), y: this.Y(y), "text-anchor": anchor, class: "mark" }, words);
+    /** With its middle at (x, y), and sides of a length in the data of the x axis. */
+    square(x, y, side, name) {
+      const length = this.X(x + side) - this.X(x);
+      shape(this.svg, "rect", {
+        x: this.X(x) - length / 2, y: this.Y(y) - length / 2, width: length, height: length, fill: colour(name),
+      });
     }
 
-    /** What lines and dots mean, one below the other, at the top of the drawing. */
+    text(x, y, words, anchor = "middle", [right, down] = [0, 0]) {
+      const at = { x: this.X(x) + right, y: this.Y(y) + down };
+      shape(this.svg, "text", { ...at, "text-anchor": anchor, class: "mark" }, words);
+    }
+
+    /** What lines and dots mean, in rows at the top of the drawing; gives the height at which the axes begin. */
     key(entries) {
-      entries.forEach(([name, words, style = ""], i) => {
-        const [x, y] = [this.box.left, this.box.first + 34 + 20 * i];
+      let x = Infinity, y = this.place.first + 11;
+      for (const [name, words, style = ""] of entries) {
+        const text = shape(this.svg, "text", {}, words), width = 32 + text.getComputedTextLength();
+        if (x + width > this.place.right) [x, y] = [this.place.left, y + 20];
         shape(this.svg, "path", { d: `M${x} ${y}h26`, class: `line ${style}`, stroke: colour(name) });
-        shape(this.svg, "text", { x: x + 34, y: y + 5 }, words);
-      });
+        text.setAttribute("x", x + 32);
+        text.setAttribute("y", y + 5);
+        x += width + 14;
+      }
+      return y + 19;
     }
 
     grip(x, y, name, moved, anywhere = false) {
@@ -206,23 +246,23 @@ const Explorable = (() => {
     }
 
     draw(state) {
-      const { panels, shows } = this.spec, { width } = this, columns = width < WIDE ? 1 : panels;
+      const { shows, height, narrow } = this.spec, { width } = this, phone = width < WIDE;
       if (!width) return;  // not shown, as on paper
-      const height = columns === panels ? this.spec.height : NARROW * this.spec.height;
-      const wide = (width - GAP * (columns - 1)) / columns, tall = height * panels / columns;
+      const starts = narrow.map((_, i) => narrow.slice(0, i).reduce((sum, t) => sum + t, 0));
+      const wide = phone ? width : (width + GAP) / narrow.length - GAP;
+      const tall = phone ? starts.at(-1) + narrow.at(-1) : height;
+      const { parentElement: around } = this.svg.parentElement;
+      around.classList.toggle("narrow", phone);
+      around.style.setProperty("--picture", `${tall}px`);
       this.svg.setAttribute("width", width);
       this.svg.setAttribute("height", tall);
       this.svg.replaceChildren();
       this.grips = [];
       const plot = (i, axes) => {
         const [part, parts] = axes.part ?? [0, 1];
-        const left = (i % columns) * (wide + GAP), first = height * (Math.floor(i / columns) + part / parts);
-        const top = first + MARGIN.top + 20 * (axes.keys ?? 0);
-        const box = {
-          first, top, bottom: first + height / parts - MARGIN.bottom,
-          left: left + MARGIN.left, right: left + wide - MARGIN.right,
-        };
-        return new Plot(this.svg, box, axes, this.grips);
+        const [broad, high] = phone ? [wide / parts, narrow[i]] : [wide, height / parts];
+        const [left, first] = phone ? [part * broad, starts[i]] : [i * (wide + GAP), part * high];
+        return new Plot(this.svg, { left, right: left + broad, first, last: first + high }, axes, this.grips);
       };
       this.spec.draw({ plot }, state);
       this.svg.setAttribute("aria-label", `${shows} ${this.spec.readout(state)}`);
@@ -254,7 +294,33 @@ const Explorable = (() => {
   }
 
   /** A handle: what stands on the page, and how it shows a state. `change` takes what of the state becomes new. */
-  function control(handle, change, state) {
+  /** A button that moves a slider from where it stands to its end, or from its start, and stops it again. */
+  function player({ label, plays, seconds }, change, state, { min, max, step }) {
+    const button = element("button", { type: "button" }, label);
+    let timer = 0, at;
+    const stop = () => {
+      timer = clearInterval(timer) ?? 0;
+      button.textContent = label;
+    };
+    const move = (value) => {
+      at = value;
+      change({ [plays]: value });
+    };
+    button.addEventListener("click", () => {
+      if (timer) return stop();
+      button.textContent = "Pause";
+      move(state()[plays] < max ? state()[plays] : min);
+      timer = setInterval(() => {
+        move(at + step);
+        if (at >= max) stop();
+      }, 1000 * seconds * step / (max - min));
+    });
+    const show = (now) => { if (timer && now[plays] !== at) stop(); };  // another hand has moved it
+    return { made: button, show };
+  }
+
+  function control(handle, change, state, sliders) {
+    if (handle.plays) return player(handle, change, state, sliders[handle.plays]);
     if (handle.press) {
       const button = element("button", { type: "button" }, handle.label);
       button.addEventListener("click", () => change(handle.press(state())));
@@ -288,18 +354,22 @@ const Explorable = (() => {
     const start = { ...spec.state, ...Object.fromEntries(values) };
     let state = { ...start };
     const readout = element("output");
+    const say = (text) => {
+      const [words, href] = spec.source ?? [], [first, ...others] = words ? text.split(words) : [text];
+      readout.replaceChildren(first, ...others.flatMap((part) => [element("a", { href }, words), part]));
+    };
     const change = (news) => {
       for (const [key, value] of Object.entries(news)) state[key] = sliders[key] ? allowed(sliders[key], value) : value;
       controls.forEach(({ show }) => show(state));
-      readout.value = spec.readout(state);
+      say(spec.readout(state));
       picture.draw(state);
     };
     const picture = new Picture(spec, change);
-    const controls = spec.handles.map((handle) => control(handle, change, () => state));
+    const controls = spec.handles.map((handle) => control(handle, change, () => state, sliders));
     const again = element("button", { type: "button" }, "Start again");
     again.addEventListener("click", () => change(start));
     const title = element("h3", { id: `explorable-${name}` }, spec.title);
-    const made = (buttons) => controls.filter((_, i) => Boolean(spec.handles[i].press) === buttons).map((c) => c.made);
+    const made = (buttons) => controls.filter((_, i) => Boolean(spec.handles[i].press || spec.handles[i].plays) === buttons).map((c) => c.made);
     place.replaceChildren(element(
       "section", { "aria-labelledby": title.id }, title, element("p", {}, spec.says),
       element("div", { class: "explorable-picture" }, picture.svg),

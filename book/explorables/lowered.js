@@ -51,34 +51,36 @@
   const NAMES = { renormalized: "renormalized", fullSoftmax: "full softmax" };
   const COLOURS = { renormalized: "topk_softmax", fullSoftmax: "softmax_topk" };
 
+  const APART = 0.26;  // of the two outputs, which point the same way and are drawn side by side
+
   function drawOutputs(plot, state) {
     const { h, answers, j, ends } = seen(state);
+    const shown = state.hidden && !state.said ? [[state.hidden, "ink"]] : Object.entries(COLOURS);
+    shown.forEach(([gate, colour], i) => {
+      const [before, after] = ends(gate), apart = (shown.length - 1) * (i - 0.5) * APART / Math.hypot(...after);
+      const aside = ([x, y]) => [x - apart * after[1], y + apart * after[0]];
+      plot.arrow(aside([0, 0]), aside(after), colour);
+      if (distance(before, after) > 0.02) plot.dot(...aside(before), "ink", true);
+    });
     answers.forEach(([x, y], i) => {
       plot.dot(x, y, i === j ? "bound" : selected(h)[i] ? "measured" : "reference", !selected(h)[i]);
-      plot.text(x, y + 0.22, `${i + 1}`);
+      plot.text(x, y, `${i + 1}`, "middle", [0, -9]);
     });
-    const shown = state.hidden && !state.said ? [[state.hidden, "ink"]] : Object.entries(COLOURS);
-    shown.forEach(([gate, colour]) => {
-      const [before, after] = ends(gate);
-      plot.arrow([0, 0], after, colour);
-      if (distance(before, after) > 0.02) plot.dot(...before, "ink", true);
-    });
-    plot.key(state.hidden && !state.said
-      ? [["ink", "output F; circle: before"]]
-      : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax"]]);
   }
+
+  const outputKeys = ({ hidden, said }) => (hidden && !said
+    ? [["ink", "output F; circle: before"]] : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax"]]);
 
   function draw(kit, state) {
     const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "answers and output" };
-    drawOutputs(kit.plot(0, { x: wide, y: wide, keys: 2, equal: true, ...words }), state);
+    drawOutputs(kit.plot(0, { x: wide, y: wide, keys: outputKeys(state), equal: true, ...words }), state);
     const { h, j, now } = seen(state);
     const plot = kit.plot(1, {
-      x: [0.4, 6.6], y: [-8, 4], keys: 2, xticks: [1, 2, 3, 4, 5, 6], yticks: [-8, -4, 0, 4],
-      xlabel: "expert", ylabel: "logit",
+      x: [0.4, 6.6], y: [-8, 4], xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
+      keys: [["measured", "selected"], ["bound", "lowered; circle: before"]],
     });
     now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference"));
-    plot.dot(j + 1, h[j], "bound", true);
-    plot.key([["measured", "selected"], ["bound", "lowered; circle: before"]]);
+    plot.dot(j + 1, h[j], "ink", true);
   }
 
   function readout(state) {
@@ -92,7 +94,7 @@
     }
     const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
     const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to `
-      + `${after}, by the factor ${number(factor)} (π = ${number(softmax(h)[j])}).`;
+      + `${after}, by the factor ${number(factor)} (π${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return state.said ? `Draw a layer first; then say which gate it has. ${both}` : both;
     return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
   }
@@ -105,7 +107,8 @@
   Explorable.add("lowered", {
     title: "Which gate is it?",
     says: "Draw a layer, lower the logit of an unselected expert, and say from the output which gate the layer has.",
-    shows: "Left, the answers of six experts and the output as an arrow; right, the six logits, two of them selected.",
+    shows: "First, the answers of six experts and the output as an arrow, those of two gates side by side; second, the "
+      + "six logits, two of them selected.",
     handles: [
       { key: "t", label: "Lowered by t =", min: 0, max: 5, step: 0.1, value: 1 },
       { key: "rank", label: "Unselected logit", value: "3",
@@ -115,8 +118,8 @@
       { label: "It is full softmax", press: () => ({ said: "fullSoftmax" }) },
     ],
     state: { seed: 1, hidden: "", said: "" },
-    panels: 2,
     height: 360,
+    narrow: [240, 160],
     draw,
     readout,
     formulas: { softmax, selected, fullSoftmax, renormalized, lowered, output, grows, layer, drawLayer },

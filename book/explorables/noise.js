@@ -77,25 +77,25 @@
   const moved = (h, D) => h.map((h_m, m) => h_m + (m ? -D : D));  // expert 1 up, all others down
 
   const logits = ({ h1, h2, h3, experts }) => [h1, h2, h3, 0, 0, 0].slice(0, experts);
-  const logit = (m, value) => ({ key: `h${m}`, label: `logit of expert ${m}:`, min: -1, max: 1, step: 0.05, value });
+  const logit = (m, value) => ({ key: `h${m}`, label: `logit ${m}:`, min: -1, max: 1, step: 0.05, value });
   const range = (low, high, n) => Array.from({ length: n + 1 }, (_, i) => low + (high - low) * i / n);
   const { number, expert } = Explorable;
 
   Explorable.add("noise", {
     title: "The slope never leaves the band",
     says: "Make the noise narrow, tie the logits, add experts, and look for a slope that is steeper than 2κ.",
-    shows: "Left, a bar for each expert's probability. Right, the probability of expert 1 while its logit rises by D "
+    shows: "First, a bar for each expert's probability. Second, the probability of expert 1 while its logit rises by D "
       + "and all others fall by D, with its tangent and a band of slope 2κ.",
     handles: [
       logit(1, 0.2), logit(2, 0), logit(3, -0.15),
       { key: "law", label: "noise", value: "uniform", choices: { uniform: "uniform", gaussian: "Gaussian" } },
       { key: "scale", label: "width (Gaussian: σ):", min: 0.1, max: 2, step: 0.05, value: 1 },
       { key: "experts", label: "experts:", min: 3, max: MOST, step: 1, value: 3,
-        text: (n) => (n > 3 ? `${n}, the last ${n > 4 ? `${n - 3} ` : ""}with logit 0` : "3") },
+        text: (n) => (n > 3 ? `${n}, ${n - 3} with logit 0` : "3") },
       { label: "Tie all logits", press: () => ({ h1: 0, h2: 0, h3: 0 }) },
     ],
-    panels: 2,
     height: 300,
+    narrow: [150, 200],
     draw({ plot }, state) {
       const { law, scale } = state, h = logits(state), k = 2 * kappa(law, scale);
       const bars = plot(0, {
@@ -106,9 +106,9 @@
 
       const p = probability(h, 0, law, scale), tangent = slope(h, 0, law, scale);
       const curve = plot(1, {
-        x: [-0.6, 0.6], y: [0, 1], keys: 3, xlabel: "move D of the logits", ylabel: "probability of expert 1",
+        x: [-0.6, 0.6], y: [0, 1], xlabel: "move D of the logits", ylabel: "probability of expert 1",
+        keys: [["measured", "p₁"], ["measured", "its tangent", "dashed"], ["sharp", "slope 2κ"]],
       });
-      curve.key([["measured", "p₁"], ["measured", "its tangent", "dashed"], ["sharp", "band of slope 2κ"]]);
       for (const side of [-1, 1]) curve.area([[0, p], [side, p + k], [side, p - k]], "sharp");
       for (const sign of [-1, 1]) curve.line([[-1, p - sign * k], [1, p + sign * k]], "sharp", "thin");
       curve.line(range(-0.6, 0.6, 60).map((D) => [D, probability(moved(h, D), 0, law, scale)]), "measured");

@@ -106,8 +106,11 @@
     const { x, points, now, winner: first, limits: ends } = seen(state), length = 10 ** state.path;
     const powers = [-1, 0, 1, 2, 3].map((power) => [power, `${10 ** power}`]);
     const plot = kit.plot(0, {
-      x: EDGES.path, y: EDGES.product, keys: 3, xticks: powers, yticks: powers,
+      x: EDGES.path, y: EDGES.product, xticks: powers, yticks: powers,
       xlabel: "length of the path (in σ₀)", ylabel: "inner product (in σ₀)",
+      keys: [
+        ["measured", "racer 1, first at the start"], ["bound", "racer 2, second"], ["reference", "others", "thin"],
+      ],
     });
     const along = (i, keep) => points.filter((p) => p.length > 0 && keep(p)).map((p) => [log(p.length), log(p.x[i])]);
     const curve = (i, colour, style) => {
@@ -117,16 +120,14 @@
     x.forEach((xi, i) => { if (i > 1 && xi > 0) curve(i, "reference", "thin"); });
     const loser = 1 - first, limit = log(ends[loser]);
     plot.line(EDGES.path.map((edge) => [edge, limit]), loser ? "bound" : "measured", "thin dashed");
-    if (limit < EDGES.product[1] - 0.3) plot.text(EDGES.path[0] + 0.05, limit + 0.08, "limit", "start");
     [[1, "bound"], [0, "measured"]].forEach(([i, colour]) => {
       curve(i, colour);
       plot.line([[state.path, log(now[i])], ...along(i, (p) => p.length > length)], colour, "thin dashed");
       plot.dot(state.path, log(now[i]), colour);
     });
-    plot.key([
-      ["measured", "racer 1, ahead at the start"], ["bound", "racer 2, second at the start"],
-      ["reference", "the others", "thin"],
-    ]);
+    // The name of the limit stands at the end of its line where no racer passes.
+    const [edge, anchor] = limit > 2 ? [EDGES.path[0], "start"] : [EDGES.path[1], "end"];
+    if (limit < EDGES.product[1] - 0.4) plot.text(edge, limit, "limit", anchor, [limit > 2 ? 4 : -4, -6]);
   }
 
   function readout(state) {
@@ -147,7 +148,7 @@
     says: "Raise the rate of racer 2 by a few percent, and draw new starts: how often does the leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
-      { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -1.7,
+      { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -0.5,
         text: percent },
       { key: "ratio", label: "Rate of racer 2 over the others’", min: -1, max: 1, step: 0.01, value: 0,
         text: (exponent) => Explorable.number(2 ** exponent, 3) },
@@ -158,10 +159,11 @@
       { label: "100 new starts", press: (state) => play(state, 100) },
     ],
     state: { seed: 1, counted: "", played: 0, lost: 0 },
-    panels: 1,
     height: 400,
+    narrow: [300],
     draw,
     readout,
+    source: ["By theory", "appendix/04_details.html#thm-explore-margin"],
     formulas: { start, lead, withLead, rates, winner, standing, limits, course, race, nearTie, overtakes, play },
   });
 })();

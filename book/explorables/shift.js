@@ -25,15 +25,15 @@
     title: "One shift of all rows is invisible",
     says: "Drag the vector c, which is added to all four rows, or turn the input x: the logits move together, and the "
       + "gates do not depend on c.",
-    shows: "Left, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
-      + "third of the input x. Right, four logits before and after the shift, and four gates.",
+    shows: "First, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
+      + "third of the input x. Second, four logits before and after the shift, and four gates.",
     handles: [
       coordinate(1, 0.45), coordinate(2, 0.3),
       { key: "angle", label: "angle of x:", min: 0, max: 355, step: 5, value: 60, text: (v) => `${v}°` },
       { label: "Centre the rows", press: () => ({ c1: centre(ROWS)[0], c2: centre(ROWS)[1] }) },
     ],
-    panels: 2,
     height: 400,
+    narrow: [250, 145],
     draw({ plot }, { c1, c2, angle }) {
       const x = input(angle), c = [c1, c2], rows = moved(ROWS, c), h = logits(ROWS, x), y = logits(rows, x);
       const [before, after] = [softmax(h), softmax(y)];
@@ -50,18 +50,19 @@
       });
       plane.grip(...tip, "muted", (s, t) => ({ angle: (Math.atan2(t, s) * 180 / Math.PI + 360) % 360 }));
       plane.grip(...c, "ink", (s, t) => ({ c1: s, c2: t }));
-      plane.text(1.15 * tip[0], 1.15 * tip[1], `x / ${LENGTH}`, tip[0] < 0 ? "end" : "start");
-      plane.text(c[0] + 0.12, c[1] - 0.16, "c", "start");
+      const above = tip[1] >= c[1];  // the names stand on the sides that face away from the other vector
+      plane.text(...tip, `x / ${LENGTH}`, tip[0] < 0 ? "end" : "start", [tip[0] < 0 ? -12 : 12, above ? -4 : 14]);
+      plane.text(...c, "c", "start", [10, above ? 20 : -10]);
 
-      const experts = { x: [0.4, 4.6], xticks: [1, 2, 3, 4], xlabel: "" };
-      const scores = plot(1, { ...experts, part: [0, 2], y: [-5, 5], yticks: [-4, 0, 4], ylabel: "logits, before and after" });
+      const experts = { x: [0.4, 4.6], xticks: [1, 2, 3, 4], xlabel: "expert" };
+      const scores = plot(1, { ...experts, part: [0, 2], y: [-5, 5], ylabel: "logits; ring: after" });
       h.forEach((_, m) => {
         scores.arrow([m + 1, h[m]], [m + 1, y[m]], expert(m));
         scores.dot(m + 1, h[m], expert(m));
         scores.dot(m + 1, y[m], expert(m), true);
       });
       const shares = plot(1, {
-        ...experts, part: [1, 2], y: [0, 1], yticks: [0, 0.5, 1], ylabel: "gates, before and after", xlabel: "expert",
+        ...experts, part: [1, 2], y: [0, 1], ylabel: "gates; ring: after",
       });
       before.forEach((gate, m) => {
         shares.bar(m + 1, gate, 0.6, expert(m));

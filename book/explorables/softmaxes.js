@@ -39,28 +39,32 @@
   const KINDS = [["topk_softmax", true], ["softmax_topk", false]];
   const EDGE = 0.8;  // of the thresholds shown
   const logits = ({ h1, h2, h3, h4 }) => [h1, h2, h3, h4];
-  const logit = (m, value) => ({ key: `h${m}`, label: `logit of expert ${m}:`, min: -2, max: 2, step: 0.1, value });
+  const logit = (m, value) => ({ key: `h${m}`, label: `logit ${m}:`, min: -2, max: 2, step: 0.1, value });
   const { number } = Explorable;
 
   Explorable.add("softmaxes", {
     title: "The renormalized gate reports zero",
-    says: "Left, move the logits: with K = 1 the renormalized gate stays at 1. Right, in a layer of two experts, drag the "
-      + "threshold b and compare each risk with the slope that backpropagation reports.",
-    shows: "Left, the gates of four experts under both rules. Right, the risk against the threshold under both rules, "
+    says: "Move the logits: with K = 1 the renormalized gate stays at 1. In a layer of two experts, drag the threshold b "
+      + "and compare each risk with the slope that backpropagation reports.",
+    shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
       logit(1, 1.2), logit(2, 0.4), logit(3, -0.3), logit(4, -1),
       { key: "K", label: "selected", value: "1", choices: { 1: "K = 1 of 4", 2: "K = 2 of 4" } },
       { key: "b", label: "threshold b:", min: -EDGE, max: EDGE, step: 0.05, value: 0.5 },
     ],
-    panels: 2,
     height: 330,
+    narrow: [170, 200],
     draw({ plot }, state) {
       const h = logits(state), { b } = state;
-      const bars = plot(0, { x: [0.4, 4.6], y: [0, 1], keys: 2, xlabel: "expert", ylabel: "gate", xticks: [1, 2, 3, 4] });
-      const risks = plot(1, { x: [-EDGE, EDGE], y: [0, 1.8], keys: 2, xlabel: "threshold b", ylabel: "risk, K = 1 of 2" });
-      bars.key([["topk_softmax", "selection first (renormalized)"], ["softmax_topk", "softmax first (full softmax)"]]);
-      risks.key([["ink", "risk"], ["ink", "slope that is reported", "dashed"]]);
+      const bars = plot(0, {
+        x: [0.4, 4.6], y: [0, 1], xticks: [1, 2, 3, 4], xlabel: "expert", ylabel: "gate",
+        keys: [["topk_softmax", "renormalized"], ["softmax_topk", "full softmax"]],
+      });
+      const risks = plot(1, {
+        x: [-EDGE, EDGE], y: [0, 1.8], xlabel: "threshold b", ylabel: "risk, K = 1 of 2",
+        keys: [["ink", "risk"], ["ink", "slope that is reported", "dashed"]],
+      });
       KINDS.forEach(([name, renormalized], side) => {
         gates(h, Number(state.K), renormalized).forEach((gate, m) => bars.bar(m + 0.82 + 0.36 * side, gate, 0.32, name));
         const curve = Array.from({ length: 65 }, (_, i) => EDGE * (i - 32) / 32).map((t) => [t, risk(t, renormalized)]);

@@ -5,9 +5,9 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   const { steps, learned, sent } = JSON.parse(dataset.run);  // (T), (T, K, M), (T, K, M)
   const [K, M] = [sent[0].length, sent[0][0].length];
   const most = Math.max(...learned.flat(2));
-  const { expert } = Explorable;
+  const { expert, number } = Explorable;
 
-  /** Share of all examples that go to the expert of their cluster that gets most. */
+  /** Probability of the likeliest expert, in the mean of the clusters. */
   const divided = (at) => sent[at].reduce((sum, row) => sum + Math.max(...row), 0) / K;
 
   function squares(plot, table, largest) {
@@ -18,25 +18,27 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
 
   Explorable.add("training", {
     title: "Eight experts part",
-    says: "Press Play. Equal experts come to differ first, and the router follows them.",
-    shows: "Two tables of squares, four clusters against eight experts: on the left how far an expert has learned a "
-      + "cluster's signal, on the right the share of the cluster that goes to it.",
+    says: "Press Play: experts that differ only in their random initial weights learn the signals of clusters, and "
+      + "then the router learns whom to ask.",
+    shows: "Two tables of squares, four clusters against eight experts: how far an expert has learned a cluster's "
+      + "signal, and how likely the router sends the cluster's centre to it.",
     handles: [
       { key: "at", label: "step:", min: 0, max: steps.length - 1, step: 1, value: 0, text: (at) => `${steps[at]}` },
       { label: "Play", plays: "at", seconds: 6 },
     ],
-    panels: 2,
     height: 250,
+    narrow: [190, 190],
     draw({ plot }, { at }) {
       const axes = {
         x: [0.4, M + 0.6], xticks: Array.from({ length: M }, (_, m) => m + 1), xlabel: "expert",
         y: [K + 0.6, 0.4], yticks: Array.from({ length: K }, (_, k) => k + 1),
       };
-      squares(plot(0, { ...axes, ylabel: "cluster: what an expert has learned" }), learned[at], most);
-      squares(plot(1, { ...axes, ylabel: "cluster: where its examples go" }), sent[at], 1);
+      squares(plot(0, { ...axes, ylabel: "cluster, learned by" }), learned[at], most);
+      squares(plot(1, { ...axes, ylabel: "cluster, sent to" }), sent[at], 1);
     },
-    readout: ({ at }) => `At step ${steps[at]} the busiest expert of a cluster gets ${Math.round(100 * divided(at))} % of `
-      + "its examples, in the mean of four clusters.",
+    readout: ({ at }) => `At step ${steps[at]} the centre of a cluster goes to its likeliest expert with probability `
+      + `${number(divided(at))}, in the mean of four clusters (chapter 5).`,
+    source: ["chapter 5", "../notebooks/05_router_centers.html"],
     formulas: { divided },
   });
 }

@@ -114,25 +114,40 @@
   const radius = (state) => (state.radius === UNTRUNCATED ? Infinity : state.radius);
   const inside = (w) => Math.hypot(w.m, w.s) < 1e3;
 
-  // The norm beyond which it shrinks, in the plane: at every angle the norm grows up to some length only.
-  function turn(lawFor, degrees) {
-    let [low, high] = PLANE.norm.map(Math.log);
+  // Up to where something holds between two numbers.
+  function last([low, high], holds) {
     for (let i = 0; i < 20; i += 1) {
       const middle = (low + high) / 2;
-      if (growth(lawFor, Math.exp(middle), degrees) > 0) low = middle;
+      if (holds(middle)) low = middle;
       else high = middle;
     }
-    return Math.exp(low);
+    return low;
+  }
+
+  // The norm beyond which it shrinks, in the plane: at every angle the norm grows up to some length only; and the angle
+  // beyond which a norm shrinks.
+  const turn = (lawFor, degrees) =>
+    Math.exp(last(PLANE.norm.map(Math.log), (norm) => growth(lawFor, Math.exp(norm), degrees) > 0));
+  const tilt = (lawFor, norm) => last(PLANE.degrees, (degrees) => growth(lawFor, norm, degrees) > 0);
+
+  // The edge of growth in the picture, up to its borders.
+  function boundary(lawFor) {
+    const angles = Array.from({ length: 46 }, (_, i) => 0.5 + (i * 89) / 45), [low, high] = PLANE.norm;
+    const inner = angles.map((degrees) => [turn(lawFor, degrees), degrees])
+      .filter(([norm]) => norm > 1.001 * low && norm < 0.999 * high);
+    const ends = [high, low].map((norm) => [norm, tilt(lawFor, norm)]);
+    const points = ends[0][1] > angles[0] ? [ends[0], ...inner, ends[1]] : [...inner, ends[1]];
+    return points.map(([norm, degrees]) => [Math.log10(norm), degrees]);
   }
 
   // The noise has its own memory, so that moving a start does not compute the grey region anew.
   const field = Explorable.remembered(({ radius: r, sigma }) => {
-    const lawFor = noise(r, sigma), angles = Array.from({ length: 46 }, (_, i) => 0.5 + (i * 89) / 45);
-    return { lawFor, edge: angles.map((degrees) => [Math.log10(turn(lawFor, degrees)), degrees]) };
+    const lawFor = noise(r, sigma);
+    return { lawFor, turns: boundary(lawFor) };
   });
 
   const seen = Explorable.remembered((state) => {
-    const { lawFor, edge: turns } = field({ radius: radius(state), sigma: state.sigma });
+    const { lawFor, turns } = field({ radius: radius(state), sigma: state.sigma });
     const start = parts(10 ** state.norm, state.degrees);
     const stepped = descent(lawFor, start, 10 ** state.eta, STEPS, inside);
     return { turns, path: flow(lawFor, start, TIME, 1e-6, inside), stepped };
@@ -155,34 +170,32 @@
   function draw(kit, state) {
     const plot = kit.plot(0, {
       x: PLANE.norm.map(Math.log10), y: PLANE.degrees, yticks: [0, 30, 60, 90],
-      keys: radius(state) === Infinity ? 4 : 3,
+      keys: [
+        ["bound", "flow"], ["measured", "descent; ring: last step", "thin"], ["muted", "grey: the norm shrinks", "thin"],
+        ["sharp", radius(state) === Infinity ? "its edge |w| = 2 cos θ / σ²" : "its edge, truncated noise", "dashed"],
+      ],
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
       xlabel: "norm of the router |w|", ylabel: "angle to z (degrees)",
     });
     const { turns, path, stepped } = seen(state), farthest = Math.log10(PLANE.norm[1]);
     plot.area([...turns, [turns.at(-1)[0], 90], [farthest, 90], [farthest, 0], [turns[0][0], 0]], "muted");
-    if (radius(state) === Infinity) {
-      const angles = Array.from({ length: 90 }, (_, degrees) => degrees);
-      plot.line(angles.map((degrees) => [Math.log10(edge(state.sigma, degrees)), degrees]), "sharp", "dashed");
-      plot.dot(Math.log10(edge(state.sigma, 0)), 0, "sharp");
-    }
-    const steps = stepped.map(place);
+    plot.line(turns, "sharp", "dashed");
+    if (radius(state) === Infinity) plot.dot(Math.log10(edge(state.sigma, 0)), 0, "sharp");
+    const steps = stepped.map(place), flowed = path.map(place);
     plot.line(steps, "measured", "thin");
-    apart(steps).forEach(([x, y]) => plot.dot(x, y, "measured"));
-    plot.dot(...steps.at(-1), "measured", true);
-    plot.line(path.map(place), "bound");
+    apart(steps).filter((step) => plot.holds(step)).forEach((step) => plot.dot(...step, "measured"));
+    if (plot.holds(steps.at(-1))) plot.dot(...steps.at(-1), "measured", true);
+    plot.line(flowed, "bound");
+    plot.exit(steps, "measured");
+    plot.exit(flowed, "bound");
     plot.grip(state.norm, state.degrees, "ink", (norm, degrees) => ({ norm, degrees }), true);
-    plot.key([
-      ["bound", "flow"], ["measured", "descent; ring: last step", "thin"],
-      ["muted", "grey: the norm shrinks", "thin"],
-      ...(radius(state) === Infinity ? [["sharp", "its edge |w| = 2 cos θ / σ²", "dashed"]] : []),
-    ]);
   }
 
   const words = (w) => {
     const { norm, degrees } = polar(w), { number } = Explorable;
-    const beyond = norm > PLANE.norm[1] ? " (beyond the picture)" : "";
-    return `norm ${number(norm, norm < 10 ? 2 : 1)}${beyond} and angle ${number(degrees, degrees < 9.95 ? 1 : 0)}°`;
+    const beyond = norm < PLANE.norm[0] || norm > PLANE.norm[1] || degrees > PLANE.degrees[1];
+    return `norm ${number(norm, norm < 10 ? 2 : 1)} and angle ${number(degrees, degrees < 9.95 ? 1 : 0)}°`
+      + (beyond ? " (outside the picture)" : "");
   };
 
   function readout(state) {
@@ -208,14 +221,14 @@
       { key: "degrees", label: "Angle at the start", min: 1, max: 89, step: 1, value: 70,
         text: (value) => `${value}°` },
       { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: UNTRUNCATED,
-        text: (value) => (value === UNTRUNCATED ? "∞, not truncated" : Explorable.number(value, 1)) },
+        text: (value) => (value === UNTRUNCATED ? "∞ (none)" : Explorable.number(value, 1)) },
       { key: "sigma", label: "Standard deviation σ", min: 0.5, max: 1.5, step: 0.05, value: 1 },
       { key: "eta", label: "Step size η", min: -2, max: 0.6, step: 0.05, value: -1.4, text: power },
     ],
-    panels: 1,
     height: 400,
+    narrow: [310],
     draw,
     readout,
-    formulas: { noise, drift, polar, parts, growth, edge, turn, flow, descent },
+    formulas: { noise, drift, polar, parts, growth, edge, turn, tilt, flow, descent },
   });
 })();

@@ -3,6 +3,7 @@
 A new one is a line in `PAGES` and a function that compares its formulas.
 """
 
+import json
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from conftest import HTML, ROOT
 from test_book import barriers, opened
 
+from moe_book import experiments
 from moe_book.figures import COLORS
 from moe_theory.models.mixture import MixingMeasure
 from moe_theory.models.routers import Linear
@@ -18,7 +20,7 @@ from moe_theory.models.rules import softmax_topk, topk_softmax
 from moe_theory.theory import exploration, identifiability, smoothing, threshold, two_gaussians
 
 SCRIPTS = ROOT / "book" / "explorables"
-#: The chapter of each.
+#: The page of each.
 PAGES = {
     "noise": "notebooks/03_smooth_routing.html",
     "race": "notebooks/04_exploration.html",
@@ -26,8 +28,28 @@ PAGES = {
     "lowered": "notebooks/26_your_own_moe.html",
     "softmaxes": "notebooks/14_order_of_operations.html",
     "shift": "notebooks/21_identifiability.html",
+    "training": "book/index.html",
 }
 SETTINGS = 200  # random ones for each formula
+#: Words of a drawing that lie on others or below a grip.
+OVERLAPS = """e => {
+    const boxes = of => [...e.querySelectorAll(of)].map(t => [t.textContent, t.getBoundingClientRect()]);
+    const words = boxes('svg text'), all = [...words, ...boxes('svg .grip-dot')];
+    const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 0;
+    return words.flatMap(([s, a], i) =>
+        all.slice(i + 1).filter(([, b]) => meet(a, b)).map(([t]) => `${s} below ${t || 'a grip'}`)); }"""
+#: What is too small for a finger.
+SMALL = """e => [...e.querySelectorAll('input, select, button, output a, .grip')].filter(t => {
+    const { width, height } = t.getBoundingClientRect(); return Math.min(width, height) < 24;
+}).map(t => t.outerHTML.slice(0, 80))"""
+#: What is out of sight, below the page's bar or behind something, of the drawing, the readout and the handle.
+HIDDEN = """([e, handle]) => { const bar = document.querySelector('.bd-header-article').getBoundingClientRect().bottom;
+    return [e.querySelector('svg'), e.querySelector('output'), handle].filter(part => {
+        const { left, right, top, bottom } = part.getBoundingClientRect();
+        const seen = y => part.contains(document.elementFromPoint((left + right) / 2, y));
+        return top < bar || bottom > innerHeight || !seen(top + 3) || !seen(bottom - 3);
+    }).map(part => part.outerHTML.slice(0, 80)); }"""
 
 
 def handles(tab, name: str):
@@ -196,6 +218,9 @@ def test_two_gaussians_turn_at_the_curve_of_the_theorem_and_take_the_step_of_des
     agree(edges, [2 * np.cos(np.radians(c["degrees"])) / c["sigma"] ** 2 for c in cases])
     turns = formulas("two_gaussians", "f.turn(f.noise(Infinity, c.sigma), c.degrees)", cases)
     assert np.abs(np.array(turns) / edges - 1).max() < 1e-5
+    there = [dict(r=0.5, norm=8), dict(r=0.5, norm=20), dict(r=1.5, norm=2)]  # the edge with truncation, by both ways
+    back = formulas("two_gaussians", "f.turn(f.noise(c.r, 1), f.tilt(f.noise(c.r, 1), c.norm))", there)
+    assert np.abs(np.array(back) / [case["norm"] for case in there] - 1).max() < 1e-3
     jumps = [dict(r=0.5, sigma=1.0, m=0.2, s=0.5, eta=eta) for eta in (0.01, 0.1, 4.0)]
     first = formulas("two_gaussians", "f.descent(f.noise(c.r, c.sigma), c, c.eta, 1)[1]", jumps)
     a, b, _ = two_gaussians.drift(two_gaussians.noise_law(2, 0.5), np.asarray(0.2), np.asarray(0.5))
@@ -232,6 +257,7 @@ def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, wid
     start = readout.inner_text()
     assert start.endswith(".") and not re.search("NaN|undefined|Infinity", start)
     heights = []
+    assert place.evaluate(OVERLAPS) == []
     for handle in handles(tab, name):
         words = set()
         for end in ("Home", "End"):
@@ -239,13 +265,14 @@ def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, wid
             words.add(readout.inner_text())
             heights.append(tall())
             assert tab.evaluate("() => document.documentElement.scrollWidth") <= width
+            assert place.evaluate(OVERLAPS) == []
         assert len(words) == 2, handle.evaluate("e => e.parentElement.innerText")
     height, kept = max(heights)
     assert kept - 60 < height <= kept, f"the place of {name} is {height} pixels high, custom.css keeps {kept} free"
     label = place.locator("svg").get_attribute("aria-label")
     assert label.endswith(readout.inner_text())
     small = "e => [...e.querySelectorAll('text')].filter(t => parseFloat(getComputedStyle(t).fontSize) < 14).length"
-    assert place.evaluate(small) == 0
+    assert place.evaluate(small) == 0 and place.evaluate(SMALL) == []
     outside = """e => { const box = e.getBoundingClientRect();
         return [...e.querySelectorAll('text, section :not(option)')]
         .filter(t => !t.closest('svg') || t.tagName == 'text')
@@ -255,8 +282,59 @@ def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, wid
     for button in place.get_by_role("button").all():  # the last one starts again
         button.press("Enter")
     assert readout.inner_text() == start and complaints == []
-    handles(tab, name)[0].press("End")
+    tab.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "light"), (1280, "dark"), (360, "dark")])
+def test_what_has_been_moved_has_no_barriers(browser, name, width, scheme):
+    """After every handle and every button, with one ring around what has the focus."""
+    tab, complaints = opened(browser, PAGES[name], width, scheme)
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    for button in place.get_by_role("button").all():
+        button.press("Enter")
+    for handle in handles(tab, name):
+        handle.press("End")
+        ring = handle.evaluate("e => (({outlineStyle, boxShadow}) => [outlineStyle, boxShadow])(getComputedStyle(e))")
+        assert ring == ["solid", "none"]
+    assert place.evaluate(OVERLAPS) == complaints == []
     assert barriers(tab, scheme) == []
+    tab.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_shows_a_handle_together_with_what_it_moves(browser, name):
+    """Coming from the page's head and from its foot, at both ends of the handle."""
+    tab, _ = opened(browser, PAGES[name], 360)
+    tab.set_viewport_size({"width": 360, "height": 740})
+    place = tab.locator(f".explorable[data-explorable={name}]")
+    place.locator("section").wait_for()
+    for handle in handles(tab, name):
+        for end, far in (("Home", "0"), ("End", "document.body.scrollHeight")):
+            handle.evaluate("e => e.blur()")
+            tab.evaluate(f"() => window.scrollTo({{top: {far}, behavior: 'instant'}})")
+            handle.press(end)
+            hidden = tab.evaluate(HIDDEN, [place.element_handle(), handle.element_handle()])
+            assert hidden == [], handle.evaluate("e => e.parentElement.innerText")
+    tab.context.close()
+
+
+def test_the_chance_in_the_race_leads_to_its_theorem(browser):
+    tab, place, _ = at_work(browser, "race")
+    place.locator("output a").click()
+    assert tab.locator(f"[id='{tab.url.partition('#')[2]}']").inner_text().startswith("Theorem")
+    tab.context.close()
+
+
+def test_a_path_that_leaves_the_picture_has_a_tip_and_words(browser):
+    tab, place, says = at_work(browser, "two_gaussians")
+    tips = place.locator("svg path[fill*='measured'], svg path[fill*='bound']")
+    assert tips.count() == 0 and "outside" not in says()
+    place.get_by_label("Norm at").press("Home")
+    place.get_by_label("Step size").press("End")
+    place.get_by_label("Noise truncated").fill("1.5")
+    assert "has norm" in says() and says().endswith("(outside the picture).") and tips.count() == 1
     tab.context.close()
 
 
@@ -310,6 +388,31 @@ def test_the_start_of_the_router_comes_to_a_click(browser):
     assert float(norm) > 0.8 and int(angle[:-1]) < 60 and says() != before
     tab.mouse.click(x, y)
     assert says() == before
+    tab.context.close()
+
+
+def test_the_training_plays_and_pauses_and_shows_what_is_stored(browser):
+    """Its probabilities are those of the chapter's router, here by drawing the routing noise."""
+    tab, complaints = opened(browser, PAGES["training"])
+    place = tab.locator(".explorable[data-explorable=training]")
+    place.locator("section").wait_for()
+    assert not tab.locator("figure:has(img[src$='front.png'])").is_visible()
+    run = json.loads(place.get_attribute("data-run"))
+    stored = experiments.load("inner_products").query("activation == 'cubic'").iloc[0]
+    assert run["steps"] == list(stored.steps_at)
+    assert np.abs(np.array(run["learned"]) - np.array(stored.expert_v).swapaxes(1, 2)).max() <= 0.0005
+    logits = 1.5 * np.array(stored.router_c).swapaxes(1, 2)  # of a centre of strength 1.5, the mean of [1, 2]
+    noisy = logits + np.random.default_rng(0).uniform(size=(20_000, *logits.shape))
+    drawn = (noisy.argmax(-1)[..., None] == np.arange(logits.shape[-1])).mean(0)
+    assert np.abs(drawn - run["sent"]).max() < 5 * 0.5 / np.sqrt(20_000) + 0.0005
+    slider, play = place.locator("input"), place.get_by_role("button").first
+    assert slider.input_value() == "0"  # until somebody presses
+    play.click()
+    tab.wait_for_function("() => Number(document.querySelector('.explorable input').value) > 2")
+    play.click()
+    paused = slider.input_value()
+    tab.wait_for_timeout(900)
+    assert slider.input_value() == paused and play.inner_text() == "Play" and complaints == []
     tab.context.close()
 
 
@@ -371,3 +474,16 @@ def test_colours_are_those_of_the_figures_and_in_dark_mode_as_the_filter_turns_t
         assert f"#{light[name]}".upper() == COLORS[name]
         turned = (rotate @ (0.92 - 0.84 * rgb(light[name]))).clip(0, 1)
         assert np.abs(turned - rgb(dark[name])).max() < 1 / 255
+
+
+def test_lines_stand_out_from_the_dark_page():
+    """At least 3:1, the least contrast of what is no text."""
+    dark = (SCRIPTS / "explorables.css").read_text().split('html[data-theme="dark"]')[1]
+    colours = dict(re.findall(r"--ex-(\w+): #(\w{6})", dark)) | {"page": "121212"}
+
+    def luminance(text):
+        rgb = np.array([int(text[i : i + 2], 16) for i in (0, 2, 4)]) / 255
+        return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    light = {name: luminance(text) + 0.05 for name, text in colours.items()}
+    assert all(light[name] > 3 * light["page"] for name in light.keys() - {"grid", "page"})
