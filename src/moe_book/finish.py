@@ -46,7 +46,16 @@ MENDED = [
         r'<div class="claim-card \1" id="\2" role="group" aria-labelledby="\2-head">'
         r'<p class="claim-head" id="\2-head" role="heading" aria-level="4">',
     ),
-    (r'<th halign="(\w+)"', r'<th style="text-align: \1"'),
+    (r'(<th[^>]*) halign="(\w+)"', r'\1 style="text-align: \2"'),
+    (r'(<th[^>]*) valign="(\w+)"', r'\1 style="vertical-align: \2"'),
+    (r'(<table[^>]*) border="\d"', r"\1"),
+    (r'(<input[^>]*) autocorrect="\w+"', r"\1"),
+    (r"<style scoped[^>]*>.*?</style>\s*", ""),  # of pandas
+    (
+        r'^<meta http-equiv="Refresh" content="0; url=([^"]*)" />\s*$',
+        r'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Mixture of Experts, Checked</title>'
+        r'<meta http-equiv="refresh" content="0; url=\1"></head><body><a href="\1">The book</a></body></html>',
+    ),
     (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
     # the title for paper is no second heading
     (r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>(.*?)</h1>', r"\1<p>\2</p>"),

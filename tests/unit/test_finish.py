@@ -113,3 +113,17 @@ def test_what_browsers_stumble_over_is_mended():
     )
     assert card.div["role"] == "group" and card.p["role"] == "heading" and card.div["aria-labelledby"] == card.p["id"]
     assert mended('<script defer src="a/scripts/fontawesome.js?d=1"></script>') == ""
+
+
+def test_attributes_that_html_has_given_up_are_styles_or_gone():
+    obsolete = (
+        '<table border="1"><tr><th class="a" halign="left"><th rowspan="2" valign="top"></tr></table>'
+        '<input type="search" autocorrect="off"><style scoped="">\ntd {}\n</style>'
+    )
+    assert mended(obsolete) == (
+        '<table><tr><th class="a" style="text-align: left"><th rowspan="2" style="vertical-align: top"></tr></table>'
+        '<input type="search">'
+    )
+    redirect = BeautifulSoup(mended('<meta http-equiv="Refresh" content="0; url=book/index.html" />\n'), "html.parser")
+    assert redirect.title.text and redirect.html["lang"] == "en" and redirect.a["href"] == "book/index.html"
+    assert redirect.find("meta", {"http-equiv": "refresh"})["content"] == "0; url=book/index.html"
