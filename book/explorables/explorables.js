@@ -174,7 +174,10 @@ const Explorable = (() => {
       shape(this.svg, "path", { d: `M${x + dx} ${y + dy}L${wing(0.5)}L${wing(-0.5)}Z`, fill: colour(name) });
     }
 
-    holds([x, y]) { return x >= this.x[0] && x <= this.x[1] && y >= this.y[0] && y <= this.y[1]; }
+    /** Whether a point lies within the axes, up to rounding: a start may lie on the border. */
+    holds(point) {
+      return [this.x, this.y].every(([low, high], a) => point[a] > low - 1e-9 && point[a] < high + 1e-9);
+    }
 
     exit(points, name) {
       const last = points.findLastIndex((point) => this.holds(point)), [p, q] = points.slice(last, last + 2);

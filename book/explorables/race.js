@@ -145,7 +145,7 @@
 
   Explorable.add("race", {
     title: "Who wins the race?",
-    says: "Raise the rate of racer 2 by a few percent, and draw new starts: how often does the leader lose?",
+    says: "Raise the rate of racer 2 until it wins, and draw new starts: how often does the leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
       { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -0.5,
