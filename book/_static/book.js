@@ -1,17 +1,16 @@
-// The ledger's filter, scrolling boxes that the keyboard reaches, figures that move. No library, no network.
+// Filters, scrolling boxes that the keyboard reaches, figures that move. No library, no network.
 
-function filterLedger(form, rows) {
+// A filter shows the rows that have all that is chosen. A row is what is shown or not, with its words and its marks.
+function filterRows(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
-  // Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for
-  // them, and without the claims that one rests on.
-  const texts = (row) => [...row.cells].map((cell) =>
-    (cell.querySelector(".claim-box, .claim-rest") ? cell.firstChild.textContent : cell.innerText));
-  const words = new Map(rows.map((row) => [row, [...texts(row), row.dataset.places].join("\n").toLowerCase()]));
   const show = () => {
-    const shown = rows.filter((row) => fields.every(({ name, value }) =>
-      !value || (name === "text" ? words.get(row).includes(value.toLowerCase()) : row.dataset[name] === value)));
-    rows.forEach((row) => { row.hidden = !shown.includes(row); });
-    form.querySelector("output").value = `${shown.length} of ${rows.length} claims`;
+    const shown = rows.filter(({ words, marks }) => fields.every(({ name, value }) =>
+      !value || (name === "text" ? words.includes(value.toLowerCase()) : marks[name] === value)));
+    rows.forEach((row) => row.parts.forEach((part) => { part.hidden = !shown.includes(row); }));
+    document.querySelectorAll("section:has(> dl.glossary)").forEach((section) => {
+      section.hidden = !shown.some(({ parts }) => section.contains(parts[0]));
+    });
+    form.querySelector("output").value = `${shown.length} of ${rows.length} ${form.dataset.of}`;
   };
   const asked = new URLSearchParams(location.search);
   fields.forEach((field) => { field.value = asked.get(field.name) ?? ""; });
@@ -22,6 +21,24 @@ function filterLedger(form, rows) {
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   show();
+}
+
+// Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for
+// them, and without the claims that one rests on.
+function ledgerRows() {
+  const texts = (row) => [...row.cells].map((cell) =>
+    (cell.querySelector(".claim-box, .claim-rest") ? cell.firstChild.textContent : cell.innerText));
+  return [...document.querySelectorAll("table.ledger tbody tr")].map((row) => (
+    { parts: [row], marks: row.dataset, words: [...texts(row), row.dataset.places].join("\n").toLowerCase() }));
+}
+
+// Lines of the page of questions: an answer and what it is an answer to.
+function glossaryRows() {
+  return [...document.querySelectorAll("dl.glossary > dd")].map((answer) => {
+    const parts = [answer];
+    while (parts[0].previousElementSibling?.matches("dt")) parts.unshift(parts[0].previousElementSibling);
+    return { parts, marks: {}, words: parts.map((part) => part.innerText).join("\n").toLowerCase() };
+  });
 }
 
 // On the map the claim that one points at stands out, with those it rests on and those that rest on it.
@@ -64,6 +81,17 @@ function mendTheme() {
   });
 }
 
+// What an address leads to is shown, though it stands in a fold.
+function openFolds() {
+  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const closed = [];
+  for (let fold = place?.closest("details"); fold; fold = fold.parentElement.closest("details")) {
+    if (!fold.open) closed.push(fold);
+  }
+  closed.forEach((fold) => { fold.open = true; });
+  if (closed.length) place.scrollIntoView();
+}
+
 // A figure that moves brings its script with it; addresses are taken from this script's, so that it works from disk.
 const EXPLORABLES = new URL("../explorables/", document.currentScript.src);
 function loadExplorables(places) {
@@ -90,6 +118,24 @@ function previewOf(link, show) {
   document.head.append(script);
 }
 
+// Where the sentence of a link begins and ends, which a preview leaves to be read; at most some lines away.
+const NEAR = 130, GAP = 4;
+function sentenceAt(link) {
+  const block = link.closest("p, li, dt, dd, th, td, figcaption") ?? link, place = link.getBoundingClientRect();
+  const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT), rest = document.createRange();
+  rest.selectNodeContents(block);
+  rest.setStartAfter(link);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    const end = rest.comparePoint(text, text.length) === 0 ? text.data.search(/[.?!](\s|$)/) : -1;
+    if (end >= 0) {
+      rest.setEnd(text, end + 1);
+      break;
+    }
+  }
+  const rects = [...rest.getClientRects()].map(({ bottom }) => bottom), first = block.getBoundingClientRect().top;
+  return [Math.max(first, place.top - NEAR) - GAP, Math.min(Math.max(place.bottom, ...rects), place.bottom + NEAR) + GAP];
+}
+
 function showPreviews(article) {
   const box = Object.assign(document.createElement("div"), { className: "preview", id: "preview", hidden: true });
   box.setAttribute("role", "tooltip");
@@ -103,10 +149,10 @@ function showPreviews(article) {
       box.innerHTML = html;
       box.hidden = false;
       link.setAttribute("aria-describedby", "preview");
-      const place = link.getClientRects()[0], around = article.getBoundingClientRect();
-      const below = place.bottom + box.offsetHeight < innerHeight || place.top < box.offsetHeight;
+      const place = link.getClientRects()[0], around = article.getBoundingClientRect(), [top, bottom] = sentenceAt(link);
+      const below = bottom + box.offsetHeight < innerHeight || top < box.offsetHeight;
       box.style.left = `${Math.max(0, Math.min(place.left - around.left, around.width - box.offsetWidth))}px`;
-      box.style.top = `${(below ? place.bottom : place.top - box.offsetHeight) - around.top}px`;
+      box.style.top = `${(below ? bottom : top - box.offsetHeight) - around.top}px`;
     });
   };
   const later = (act, delay) => { clearTimeout(wait); wait = setTimeout(act, delay); };
@@ -115,23 +161,45 @@ function showPreviews(article) {
     if (pointerType !== "mouse") return;
     if (link) later(() => { hide(); show(link); }, 200);
     else if (target.closest(".preview")) clearTimeout(wait);
-    else if (asked) later(hide, 300);
+    else if (asked) later(hide, 400);
   });
   article.addEventListener("focusin", ({ target }) => { if (target.matches("a[href*='#']:focus-visible")) { hide(); show(target); } });
   article.addEventListener("focusout", hide);
   addEventListener("keydown", ({ key }) => { if (key === "Escape") hide(); });
 }
 
+// How to cite a claim or a page: a line below the button, copied where the browser allows it.
+function citeWhenAsked(article) {
+  const said = (name) => document.querySelector(`meta[name="${name}"], meta[property="${name}"]`)?.content;
+  const address = said("og:url") ?? location.href.split(/[?#]/)[0].replace(ROOT, "");
+  article.addEventListener("click", async ({ target }) => {
+    const button = target.closest("button.cite"), card = target.closest(".claim-card");
+    if (!button) return;
+    const what = card ? `claim ${card.id.replace("claim-", "")}` : `“${said("og:title")}”`;
+    const line = `${said("citation")}, ${what}, ${address}${card ? `#${card.id}` : ""}`;
+    const below = button.closest("p");
+    if (!below.nextElementSibling?.matches(".citation-line"))
+      below.after(Object.assign(document.createElement("output"), { className: "citation-line" }));
+    const copied = await navigator.clipboard?.writeText(line).then(() => "Copied: ", () => "");
+    below.nextElementSibling.value = `${copied ?? ""}${line}`;
+  });
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   const article = document.querySelector("article.bd-article");
-  if (article) showPreviews(article);
+  if (article) {
+    showPreviews(article);
+    citeWhenAsked(article);
+  }
   const places = [...document.querySelectorAll(".explorable")];
   if (places.length) loadExplorables(places);
-  const form = document.querySelector("form.ledger-filter");
-  if (form) filterLedger(form, [...document.querySelectorAll("table.ledger tbody tr")]);
+  const form = document.querySelector("form.filter");
+  if (form) filterRows(form, [...ledgerRows(), ...glossaryRows()]);
   document.querySelectorAll(".claim-map").forEach(lightNeighbours);
   mendTheme();
   markAll();
-  addEventListener("resize", markAll);
+  openFolds();
+  addEventListener("hashchange", openFolds);
+  new ResizeObserver(markAll).observe(article ?? document.body);  // a window that changes, a fold that is opened
 });
 addEventListener("load", markAll);

@@ -80,6 +80,12 @@ function ranked({ search, found }, query) {
     score > LEAST * scored[0].score && !seen.has(address) && seen.add(address));
 }
 
+// Whether an entry has every word of a query, the parts of a word with hyphens in a row; the last may be begun only.
+function complete({ title, names, text }, query) {
+  const all = row(`${title} ${names} ${text}`);
+  return said(query).every((token) => all.includes(row(token).trimEnd()));
+}
+
 // --- what is shown ------------------------------------------------------------------------------
 
 const EXCERPT = 230;
@@ -132,6 +138,13 @@ function shown({ entry, terms: found }) {
 
 const AT_ONCE = 20;
 
+function counted(query, results) {
+  if (!query) return "";
+  if (!results.length) return "Nothing found. Fewer or other words may help; Questions is the book's index.";
+  if (!results.some(({ entry }) => complete(entry, query))) return "No section has these words; nearest:";
+  return `${results.length} result${"s".repeat(results.length > 1)}`;
+}
+
 function searchPage() {
   const form = document.querySelector(".bd-search-container form"), field = form.elements.q;
   const place = document.getElementById("search-results");
@@ -150,8 +163,7 @@ function searchPage() {
       more.hidden = true;
       list.children[AT_ONCE].querySelector("a").focus();
     };
-    count.textContent = !query ? "" : results.length ? `${results.length} result${"s".repeat(results.length > 1)}`
-      : "Nothing found. Fewer or other words may help; Questions is the book's index.";
+    count.textContent = counted(query, results);
   };
   let typing;
   form.addEventListener("input", () => {

@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import nbformat
+import yaml
 from docutils import nodes
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.plain import Style
@@ -21,10 +22,12 @@ from sphinx_external_toc.collectors import TocTreeCollectorWithStyles as Collect
 import moe_book
 import moe_theory
 from moe_book.notebooks import label
+from moe_book.search import plain_formula
 
 PACKAGE_NAMES = ("moe_theory", "moe_book")
 PACKAGES = [Path(package.__file__).parent for package in (moe_theory, moe_book)]
-DESCRIBED = 155  # characters that a search engine shows of a page's description
+CITATION = Path(moe_book.__file__).parents[2] / "CITATION.cff"
+DESCRIBED = 160  # characters that a search engine shows of a page's description
 
 
 def number_by_file(assign):
@@ -45,18 +48,73 @@ def number_by_file(assign):
     return assigned
 
 
+FORMULA = re.compile(r"\\\((.+?)\\\)", re.DOTALL)
+
+
+def _plain(paragraph: nodes.Node) -> str:
+    """What a paragraph says, its formulas as a reader would type them."""
+    texts = (text for text in paragraph.findall(nodes.Text) if not isinstance(text.parent, nodes.raw))
+    said = "".join(plain_formula(text) if isinstance(text.parent, nodes.math) else text for text in texts)
+    return re.sub(r"\s+", " ", FORMULA.sub(lambda formula: plain_formula(formula[1]), said)).strip()
+
+
+def _first_words(doctree: nodes.document) -> str:
+    """What a page says first: in its box with the result, or in its first paragraph."""
+    boxes = [box for box in doctree.findall(nodes.admonition) if "result" in box["classes"]]
+    for part in (*boxes, doctree):
+        for text in map(_plain, part.findall(nodes.paragraph)):
+            if len(text) > 40:
+                return re.sub(r"^What you will (?:do|see): (.)", lambda found: found[1].upper(), text)
+    return ""
+
+
+def _cut(text: str) -> str:
+    """As much of a description as is shown, cut at a word."""
+    return text if len(text) <= DESCRIBED else text[: DESCRIBED - 1].rpartition(" ")[0].rstrip(",;:") + " …"
+
+
+def _meta(kind: str, of: dict[str, str]) -> str:
+    """Tags of a page's head."""
+    return "".join(f'\n    <meta {kind}="{name}" content="{html.escape(text)}" />' for name, text in of.items() if text)
+
+
 def describe(app, pagename, templatename, context, doctree):
-    """A description of the page, its first paragraph; the front page does not say the book's title twice."""
-    if pagename == app.config.root_doc:
+    """What search engines and links to a page show of it; the front page does not say the book's title twice.
+
+    Its address is known where the book is published only; there the theme writes it as canonical.
+    """
+    front = pagename == app.config.root_doc
+    if front:
         context["title"] = "What it found"
-    if doctree is None:
-        return
-    first = next((p.astext() for p in doctree.findall(nodes.paragraph) if len(p.astext()) > 40), "")
-    text = re.sub(r"\s+", " ", first.replace("\\(", "").replace("\\)", ""))
-    if len(text) > DESCRIBED:
-        text = text[:DESCRIBED].rpartition(" ")[0] + " …"
-    if text:
-        context["metatags"] += f'\n    <meta name="description" content="{html.escape(text)}" />'
+    about = _cut(_first_words(doctree) if doctree is not None else context.get("about", SEARCH))
+    title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", "Search")))
+    shared = {
+        "og:title": app.config.html_title if front else FORMULA.sub(lambda found: plain_formula(found[1]), title),
+        "og:description": about,
+        "og:type": "website" if front else "article",
+        "og:url": context.get("pageurl") or "",
+    }
+    named = {"description": about, "citation": citation(app.config.html_context.get("commit", ""))}
+    context["metatags"] = context.get("metatags", "") + _meta("name", named) + _meta("property", shared)
+
+
+SEARCH = "Search the sections, theorems, verdict boxes and questions of the book."
+
+
+def citation(commit: str) -> str:
+    """How the book is cited, to which a script adds the page or the claim."""
+    cited = yaml.safe_load(CITATION.read_text(encoding="utf-8"))
+    authors = ", ".join(author["name"] for author in cited["authors"])
+    which = f"version {cited['version']}" + f", commit {commit[:12]}" * bool(commit)
+    return f"{authors} ({cited['date-released'].year}). {cited['title']}, {which}"
+
+
+def citable(app, pagename, templatename, context, doctree):
+    """The foot of a page has a button that says how to cite it; book.js does the work."""
+    if doctree is not None:
+        context["body"] += (
+            '\n<p class="cite-page pst-js-only"><button type="button" class="cite">Cite this page</button></p>'
+        )
 
 
 def titled_proofs(app, pagename, templatename, context, doctree):
@@ -135,12 +193,15 @@ def source_pages(app):
         for number, anchor in _defined(tree):
             lines[number - 1] = f'<span id="{anchor}"></span>' + lines[number - 1]
         page = f"_modules/{name.replace('.', '/')}"
-        about = html.escape((ast.get_docstring(tree) or "").partition("\n")[0])
-        modules.append(f'<li><a href="{page.removeprefix("_modules/")}.html">{name}</a>: {about}</li>')
+        about = (ast.get_docstring(tree) or "").partition("\n")[0]
+        modules.append(f'<li><a href="{page.removeprefix("_modules/")}.html">{name}</a>: {html.escape(about)}</li>')
         body = f"<h1>{name}</h1>{before}<pre>" + "\n".join(lines)
-        yield page, {"title": name, "body": body, "parents": []}, "page.html"
-    listing = f"<h1>The source of all modules</h1><ul>{''.join(modules)}</ul>"
-    yield "_modules/index", {"title": "The source of all modules", "body": listing, "parents": []}, "page.html"
+        said = f"The source of {name}: {about}"
+        yield page, {"title": name, "body": body, "parents": [], "about": said}, "page.html"
+    title = "The source of all modules"
+    listing = f"<h1>{title}</h1><ul>{''.join(modules)}</ul>"
+    said = f"{title} of the packages {' and '.join(PACKAGE_NAMES)}."
+    yield "_modules/index", {"title": title, "body": listing, "parents": [], "about": said}, "page.html"
 
 
 def cited(entry) -> str:
@@ -170,6 +231,7 @@ def setup(app):
     app.add_config_value("comments_config", {}, "html")  # which Jupyter Book sets for an extension that is left out
     app.add_html_math_renderer("marked", (html_visit_math, None), (html_visit_displaymath, None))
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", citable)
     app.connect("html-page-context", without_repeated_ids)
     app.connect("html-page-context", titled_proofs)
     app.connect("html-page-context", lead_to_source)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from moe_book.mathml import mathml
+from moe_book.reading import joined, with_letters, with_reading_time
 
 #: Formulas as Sphinx and `typeset.formulas` mark them, and what holds text that is no formula.
 FORMULA = re.compile(
@@ -117,4 +118,7 @@ def finish(folder: Path) -> None:
     library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
     for path in sorted(folder.rglob("*.html")):
         page = path.read_text(encoding="utf-8")
-        path.write_text(mended(with_icons(with_formulas(page), library)), encoding="utf-8")
+        if path.is_relative_to(folder / "notebooks"):
+            page = with_reading_time(page)
+        page = joined(mended(with_icons(with_formulas(page), library)))
+        path.write_text(with_letters(page), encoding="utf-8")

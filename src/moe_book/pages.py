@@ -331,8 +331,11 @@ def _sabotage(row: dict) -> str:
     return f"<details><summary>{score}</summary><p>{ends}</p><ul>{lines}</ul></details>"
 
 
+COLUMNS = ("claim", "where", "verdict", "settled in", "sabotage score")  # of the ledger
+
+
 def _row(row: dict, known: Mapping[str, Box]) -> str:
-    """A claim's line in the ledger; what it can be filtered by is written on it."""
+    """A claim's line in the ledger; what it can be filtered by, and what a phone calls its cells, is written on it."""
     facts = {"paper": row["paper"], "part": part(row), "verdict": row["verdict"], "kind": kind(row)}
     facts |= {"places": ", ".join(members(row["where"]))} if members(row["where"]) else {}
     marks = "".join(f' data-{name}="{value}"' for name, value in facts.items())
@@ -344,7 +347,10 @@ def _row(row: dict, known: Mapping[str, Box]) -> str:
         "<br>".join([_chapter(row), *derived(row["id"], known), *_rests(row["id"])]),
         _sabotage(row),
     )
-    return f'<tr id="{row["id"]}"{marks}>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    labelled = zip(COLUMNS, cells, strict=True)
+    return (
+        f'<tr id="{row["id"]}"{marks}>' + "".join(f'<td data-head="{h}">{cell}</td>' for h, cell in labelled) + "</tr>"
+    )
 
 
 def _rests(claim: str) -> list[str]:
@@ -371,12 +377,14 @@ def _choices(ledger: dict) -> str:
         for name, options in values.items()
     )
     text = '<label>text <input type="search" name="text"></label>'
-    return f'<form class="ledger-filter pst-js-only">{selects}{text}<output aria-live="polite"></output></form>'
+    return (
+        f'<form class="filter pst-js-only" data-of="claims">{selects}{text}<output aria-live="polite"></output></form>'
+    )
 
 
 def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
     """Every claim of the four papers with its verdict, open ones included."""
-    head = "".join(f"<th>{name}</th>" for name in ("claim", "where", "verdict", "settled in", "sabotage score"))
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     return "\n".join(
         [
             "# The ledger\n",
@@ -444,7 +452,7 @@ def _place(claim: str) -> str:
     """Where a claim stands, in few words: paper and place, of the book's own claims what they are about."""
     row = registry()[claim]
     paper = SHORT.get(row["paper"], re.sub(r" \(\d+\)$", "", PAPERS[row["paper"]]))
-    return escape(row["where"] if row["paper"] == "book" else f"{paper}, {row['where']}", quote=False)
+    return typeset(row["where"] if row["paper"] == "book" else f"{paper}, {row['where']}")
 
 
 def _named(claims: Iterable[str]) -> str:
@@ -653,7 +661,7 @@ def _dressed(table: re.Match) -> str:
 
 
 def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, float | None]) -> str:
-    """What leads on from a verdict box: its theorems, its line in the ledger, its score, its erratum, its paper."""
+    """What leads on from a verdict box: theorems, line in the ledger, score, erratum, paper; how to cite it."""
     links, book = derived(row["id"], known, here), f"{_up(here)}book"
     links.append(f'<a href="{book}/ledger.html#{row["id"]}">ledger</a>')
     if (score := scores.get(row["id"])) is not None:
@@ -664,7 +672,9 @@ def _links(row: dict, known: Mapping[str, Box], here: str, scores: Mapping[str, 
     if row["paper"] in addresses():
         links.append(f'<a href="{addresses()[row["paper"]]}">the paper</a>')
     links.append(f'<a href="#claim-{row["id"]}">address of this box</a>')
-    return f'<p class="claim-links">{" · ".join(links)}</p>'
+    name = f"cite the claim {row['id']}"
+    cite = f'<span class="pst-js-only"> · <button type="button" class="cite" aria-label="{name}">cite</button></span>'
+    return f'<p class="claim-links">{" · ".join(links)}{cite}</p>'
 
 
 def captioned(notebook: nbformat.NotebookNode, page: str) -> Iterator[tuple[dict, dict, str]]:

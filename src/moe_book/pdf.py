@@ -50,7 +50,7 @@ READY = """async ([anchors, root, pages]) => {
 #: The theme prints no title, for its own stands in what is left out here; and no table of its breaks.
 STYLE = """
 @page { size: A4; margin: 18mm 16mm 20mm }
-#jb-print-docs-body, #jb-print-toc, .headerlink, .toggle-button, .copybtn, .ledger-filter { display: none !important }
+#jb-print-docs-body, #jb-print-toc, .headerlink, .toggle-button, .copybtn, form.filter { display: none !important }
 .bd-main .bd-content .bd-article h1:first-of-type { display: block !important }
 h1, h2, h3, h4, .rubric, .claim-head, .erratum > p:first-child, p:has(+ ul, + ol, + dl, + table) { break-after: avoid }
 h1, h2, h3, h4, figure:has(img), img, tr, div.math, math { break-inside: avoid }

@@ -375,10 +375,21 @@ def published(path: Path, refs: References, address: str | None, numbers: Mappin
     return notebook
 
 
-def configuration(repository: str | None) -> str:
-    """`_config.yml`, with buttons to the repository and, for the published notebooks, to Colab if there is one."""
+def address_of(repository: str) -> str:
+    """Where the pages of a repository are read."""
+    owner, name = repository.split("/")
+    return f"https://{owner}.github.io/{name}/"
+
+
+def configuration(repository: str | None, commit: str = "") -> str:
+    """`_config.yml`; with a repository also addresses, buttons to it and, for the published notebooks, to Colab.
+
+    A citation names the commit if one is given.
+    """
     config = copy.deepcopy(CONFIG)
     if repository:
+        config["html"]["baseurl"] = address_of(repository)
+        config["sphinx"]["config"]["html_context"]["commit"] = commit
         config["repository"] = {"url": f"https://github.com/{repository}", "branch": "gh-pages", "path_to_book": ""}
         config["html"]["use_repository_button"] = True
         config["launch_buttons"]["colab_url"] = "https://colab.research.google.com"
@@ -442,12 +453,11 @@ def main() -> None:
         return
     address, home = None, HOME
     if repository:
-        owner, name = repository.split("/")
-        home = f"https://{owner}.github.io/{name}/"
+        home = address_of(repository)
         address = f"git+https://github.com/{repository}@{commit}"
     build.check_registries()
     build.execute_changed(build.chapters())
-    build.render(build.BUILD / "site-source", SITE, configuration(repository))
+    build.render(build.BUILD / "site-source", SITE, configuration(repository, commit))
     chapters = [build.executed(n) for n in build.chapters()]
     for folder in ("notebooks", "_sources/notebooks"):
         write_copies(SITE / folder, chapters, home, address)

@@ -232,7 +232,7 @@ def test_a_count_leads_to_its_claims_and_the_ledger_filters(browser):
     rows = json.loads((HTML / "ledger.json").read_text())["claims"]
     tab, _ = opened(browser, "book/verdicts.html")
     tab.click("table.counts .claim-sharpened a")
-    tab.wait_for_selector("form.ledger-filter output")
+    tab.wait_for_selector("form.filter output")
     assert _shown(tab) == {r["id"] for r in rows if r["verdict"] == "sharpened"}
     tab.select_option("select[name=paper]", "nguyen2025")
     expected = {r["id"] for r in rows if r["verdict"] == "sharpened" and r["paper"] == "nguyen2025"}

@@ -177,6 +177,22 @@ def test_a_slip_of_the_pen_is_forgiven_and_nothing_is_said_to_be_nothing(searchi
     assert found(tab, "zzzzqqqq") == [] and "Nothing found" in tab.inner_text(".search-count")
 
 
+def test_what_no_section_has_is_said_to_be_only_near(searching):
+    """All words have to be in one section, those of a word with hyphens in a row; the last may be begun only."""
+    tab, _ = searching
+    for query in ("router z-loss schedule", "softmx", "hash-routed experts"):
+        assert found(tab, query) and tab.inner_text(".search-count") == "No section has these words; nearest:", query
+    for query in ("router z-loss", "router z-los", "load balancing losses", "Lemma 5.1", "chen-lem-5.1"):
+        assert found(tab, query) and re.fullmatch(r"\d+ results?", tab.inner_text(".search-count")), query
+
+
+def test_the_field_has_one_ring(searching):
+    tab, _ = searching
+    found(tab, "router")
+    assert tab.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "none"
+    assert tab.evaluate("() => document.activeElement.matches('form.bd-search input')")
+
+
 def test_the_field_of_every_page_leads_to_the_search(browser):
     tab, complaints = window(browser)
     tab.goto((HTML / "notebooks" / "03_smooth_routing.html").as_uri())

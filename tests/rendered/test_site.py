@@ -64,11 +64,14 @@ def test_unknown_syntax_is_refused(source, refs):
 
 def test_buttons_lead_to_the_repository_and_open_the_published_notebooks_in_colab(tmp_path):
     """With a repository; that there are none without one is tested on the book itself."""
-    build.render(tmp_path / "source", tmp_path / "site", publish.configuration("owner/name"))
+    build.render(tmp_path / "source", tmp_path / "site", publish.configuration("owner/name", "0123456789abcdef"))
     for chapter in EXECUTED:
         html = (tmp_path / "site" / "notebooks" / f"{page(chapter)}.html").read_text()
         address = f"https://colab.research.google.com/github/owner/name/blob/gh-pages/notebooks/{page(chapter)}.ipynb"
         assert f'href="{address}"' in html and 'href="https://github.com/owner/name"' in html
+        home = f"https://owner.github.io/name/notebooks/{page(chapter)}.html"
+        assert f'<link rel="canonical" href="{home}" />' in html
+        assert f'<meta property="og:url" content="{home}" />' in html and ", commit 0123456789ab" in html
 
 
 @pytest.mark.parametrize("repository", ["owner", "owner/name/more", "https://example.invalid/owner/name"])
