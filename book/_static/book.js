@@ -200,6 +200,7 @@ document.addEventListener("DOMContentLoaded", () => {
   markAll();
   openFolds();
   addEventListener("hashchange", openFolds);
-  new ResizeObserver(markAll).observe(article ?? document.body);  // a window that changes, a fold that is opened
+  // A window that changes, a sidebar that moves, a fold that is opened.
+  new ResizeObserver(markAll).observe(article ?? document.body);
 });
 addEventListener("load", markAll);
