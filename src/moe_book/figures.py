@@ -234,22 +234,25 @@ def _stack(figure: Figure) -> bool:
     Two columns, and a row of three, become one column; more become two. Column after column, since a column has its
     title above the first panel; row after row where every panel has one.
     """
-    axes = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
-    rows, columns = axes[0].get_subplotspec().get_gridspec().get_geometry() if axes else (1, 1)
+    placed = [(ax, spec.get_gridspec()) for ax in figure.axes if (spec := ax.get_subplotspec())]
+    axes = [ax for ax, _ in placed]
+    rows, columns = placed[0][1].get_geometry() if placed else (1, 1)
     if columns == 1 or len(axes) != rows * columns:
         return False
-    for first, ax in zip(np.repeat(axes[::columns], columns), axes, strict=True):
-        ax.set_ylabel(ax.get_ylabel() or first.get_ylabel())
+    for i, ax in enumerate(axes):
+        ax.set_ylabel(ax.get_ylabel() or axes[i - i % columns].get_ylabel())
     beside = 1 if columns == 2 or (rows, columns) == (1, 3) else 2
     if not all(ax.get_title() for ax in axes):
         axes = [axes[row * columns + column] for column in range(columns) for row in range(rows)]
     down = math.ceil(len(axes) / beside)
     figure.set_size_inches(NARROW, figure.get_figheight() / rows * down)
+    left = axes[0]
     for ax, place in zip(axes, GridSpec(down, beside, figure), strict=False):
         ax.set_subplotspec(place)
         if place.is_first_col():  # ticks of a shared axis stood at a neighbour
             ax.tick_params(labelleft=True)
-        else:
+            left = ax
+        elif ax.get_ylabel() == left.get_ylabel():
             ax.set_ylabel("")
         if place.is_last_row():
             ax.tick_params(labelbottom=True)
@@ -261,7 +264,7 @@ def _narrow_legends(figure: Figure) -> None:
     """Legends above a figure in as many columns as it is wide enough for."""
     for legend in list(figure.legends):
         labels = [text.get_text() for text in legend.get_texts()]
-        for n in range(legend._ncols, 0, -1):
+        for n in range(len(labels), 0, -1):
             legend.remove()
             legend = figure.legend(legend.legend_handles, labels, loc="outside upper center", ncol=n)
             figure.draw_without_rendering()

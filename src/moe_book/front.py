@@ -20,4 +20,4 @@ def training() -> str:
     learned, router = (np.array(run[column]).swapaxes(1, 2) for column in ("expert_v", "router_c"))
     sent = route_probabilities(np.mean(SETTINGS[run.setting]["beta"]) * router, "uniform").numpy()
     told = {"steps": list(run.steps_at), "learned": learned.round(3).tolist(), "sent": sent.round(3).tolist()}
-    return f"<div class=\"explorable\" data-explorable=\"training\" data-run='{json.dumps(told)}'></div>\n"
+    return f'<div class="explorable" data-explorable="training" data-run=\'{json.dumps(told)}\'></div>\n'

@@ -22,8 +22,8 @@ from bs4 import BeautifulSoup
 from PIL import Image
 from pybtex.database import parse_file
 
-from moe_book import graph as claim_graph
 from moe_book import front, manifest, notebooks
+from moe_book import graph as claim_graph
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
 from moe_book.glue import put_in

@@ -356,7 +356,7 @@ def test_switch_pools_the_layers_of_a_stack(tiny, layers):
 def test_half_precision_is_read(tiny, family, dtype):
     """A whole model is not accused; what is broken is found, but for small slips of the balancing loss.
 
-    One percent of a gate is within the rounding of bfloat16. Switch in bfloat16 rounds its probabilities before it selects.
+    One percent of a gate is within the rounding of bfloat16, in which Switch rounds probabilities before it selects.
     """
     own = {"scores rounded", "loads"} if family == "Switch" and dtype == torch.bfloat16 else set()
     for name, fault in (tiny.CONTROLS | tiny.FAULTS).items():
