@@ -242,12 +242,16 @@ def _stack(figure: Figure) -> bool:
     for i, ax in enumerate(axes):
         ax.set_ylabel(ax.get_ylabel() or axes[i - i % columns].get_ylabel())
     beside = 1 if columns == 2 or (rows, columns) == (1, 3) else 2
-    if not all(ax.get_title() for ax in axes):
-        axes = [axes[row * columns + column] for column in range(columns) for row in range(rows)]
-    down = math.ceil(len(axes) / beside)
+    order = axes
+    if not all(ax.get_title() for ax in axes):  # each column begins a line of its own
+        spare = [None] * (-rows % beside)
+        order = [ax for column in range(columns) for ax in (*axes[column::columns], *spare)]
+    down = math.ceil(len(order) / beside)
     figure.set_size_inches(NARROW, figure.get_figheight() / rows * down)
     left = axes[0]
-    for ax, place in zip(axes, GridSpec(down, beside, figure), strict=False):
+    for ax, place in zip(order, GridSpec(down, beside, figure), strict=False):
+        if ax is None:
+            continue
         ax.set_subplotspec(place)
         if place.is_first_col():  # ticks of a shared axis stood at a neighbour
             ax.tick_params(labelleft=True)

@@ -104,7 +104,14 @@ def test_a_figure_is_shown_with_caption_and_alternative_text_and_closed(shown):
 
 @pytest.mark.parametrize(
     ("rows", "columns", "titled", "down", "beside"),
-    [(1, 2, True, 2, 1), (2, 2, False, 4, 1), (2, 4, True, 4, 2), (1, 3, True, 3, 1), (2, 3, False, 3, 2)],
+    [
+        (1, 2, True, 2, 1),
+        (2, 2, False, 4, 1),
+        (2, 4, True, 4, 2),
+        (1, 3, True, 3, 1),
+        (2, 3, False, 3, 2),
+        (3, 3, False, 6, 2),
+    ],
 )
 def test_panels_side_by_side_are_stacked_for_a_phone(shown, rows, columns, titled, down, beside):
     """Each has its title, labels and ticks where it stands now, and the legend is no wider than the figure."""
@@ -120,9 +127,9 @@ def test_panels_side_by_side_are_stacked_for_a_phone(shown, rows, columns, title
     assert stacked.width == round(150 * figures.NARROW) and stacked.height == 300 * down
     places = [ax.get_subplotspec() for ax in axes.flat]
     assert {place.get_gridspec().get_geometry() for place in places} == {(down, beside)}
-    by_columns = [n for column in range(columns) for n in range(column, rows * columns, columns)]
-    order = range(rows * columns) if titled else by_columns
-    assert [place.num1 for place in places] == [list(order).index(n) for n in range(rows * columns)]
+    each = beside * -(-rows // beside)  # places that a column takes
+    found = [n if titled else each * (n % columns) + n // columns for n in range(rows * columns)]
+    assert [place.num1 for place in places] == found
     for ax, place in zip(axes.flat, places, strict=True):
         assert ax.get_ylabel() == ("height" if place.is_first_col() else "")
         assert ax.yaxis.get_tick_params()["labelleft"] or not place.is_first_col()
