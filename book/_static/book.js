@@ -10,7 +10,8 @@ function filterRows(form, rows) {
     document.querySelectorAll("section:has(> dl.glossary)").forEach((section) => {
       section.hidden = !shown.some(({ parts }) => section.contains(parts[0]));
     });
-    form.querySelector("output").value = `${shown.length} of ${rows.length} ${form.dataset.of}`;
+    const other = shown.length ? "" : ": other words may help, or the search of the book";
+    form.querySelector("output").value = `${shown.length} of ${rows.length} ${form.dataset.of}${other}`;
   };
   const asked = new URLSearchParams(location.search);
   fields.forEach((field) => { field.value = asked.get(field.name) ?? ""; });

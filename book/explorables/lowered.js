@@ -96,13 +96,17 @@
     const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to `
       + `${after}, by the factor ${number(factor)} (π${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return state.said ? `Draw a layer first; then say which gate it has. ${both}` : both;
-    return `${state.said === state.hidden ? "Right" : "No"}, it is ${NAMES[state.hidden]}. ${both}`;
+    const does = state.hidden === "renormalized" ? "stays" : "changes";
+    return `${state.said === state.hidden ? "Right" : "No"}: F ${does}, so it is ${NAMES[state.hidden]}. ${both}`;
   }
 
   const drawLayer = ({ seed }) => ({
     seed: seed + 1, said: "", t: 0,
     hidden: Explorable.normals(7919 * (seed + 1))() > 0 ? "renormalized" : "fullSoftmax",
   });
+
+  /** One answer for a layer, and none before something was to be seen. */
+  const answer = (said) => (state) => (state.hidden && (state.said || !state.t) ? {} : { said });
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
@@ -114,8 +118,8 @@
       { key: "rank", label: "Unselected logit", value: "3",
         choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
       { label: "Draw a layer", press: drawLayer },
-      { label: "It is renormalized", press: () => ({ said: "renormalized" }) },
-      { label: "It is full softmax", press: () => ({ said: "fullSoftmax" }) },
+      { label: "It is renormalized", press: answer("renormalized") },
+      { label: "It is full softmax", press: answer("fullSoftmax") },
     ],
     state: { seed: 1, hidden: "", said: "" },
     height: 360,

@@ -376,7 +376,7 @@ def _choices(ledger: dict) -> str:
         + "</select></label>"
         for name, options in values.items()
     )
-    text = '<label>text <input type="search" name="text"></label>'
+    text = '<label>words <input type="search" name="text"></label>'
     return (
         f'<form class="filter pst-js-only" data-of="claims">{selects}{text}<output aria-live="polite"></output></form>'
     )
@@ -704,6 +704,8 @@ def presented(
         anchor = re.sub(r"\W", "-", name[0].lower() + name[1:])
         body = _drawn(shown) if "image/png" in shown["data"] else shown["data"]["text/html"]
         said = f'<a class="figure-number" href="#{anchor}">{name}.</a> {formulas(caption["data"]["text/markdown"])}'
+        if "stacked" in shown.get("metadata", {}).get("image/png", {}):
+            said += '<span class="on-phone"> On this narrow screen the panels stand below each other.</span>'
         below = f'<figcaption class="mathjax_process">{said}</figcaption>'
         shown["data"] = {"text/html": f'<figure class="book-figure" id="{anchor}">{body}{below}</figure>'}
     for cell in notebook.cells:

@@ -34,7 +34,7 @@ def minutes(page: str) -> int:
 def with_reading_time(page: str) -> str:
     """The time below the title of a chapter, before its formulas are set."""
     took = minutes(page)
-    said = f'<p class="reading-time">{took} minute{"s" * (took > 1)} without the folds</p>'
+    said = f'<p class="reading-time">{took} minute{"s" * (took > 1)} to read, without the folds</p>'
     return re.sub(r"(<article.*?</h1>)", lambda title: f"{title[1]}\n{said}", page, count=1, flags=re.DOTALL)
 
 

@@ -369,10 +369,16 @@ def test_the_output_gives_the_hidden_gate_away(browser):
     for _ in range(8):
         press("Draw a layer")
         assert says().endswith("see what F does.")
+        press("It is renormalized")  # nothing has moved
+        assert says().endswith("see what F does.")
         place.get_by_label("Lowered by").press("End")
         ((before, after),) = re.findall(r"from ([\d.]+) to ([\d.]+)\. Which gate", says())
         press("It is renormalized" if before == after else "It is full softmax")
-        seen |= set(re.findall(r"^Right, it is ([a-z ]+)\.", says()))
+        said = says()
+        press("It is full softmax")
+        press("It is renormalized")
+        assert says() == said  # one answer for a layer
+        seen |= set(re.findall(r"^Right: F (?:stays|changes), so it is ([a-z ]+)\.", said))
     assert seen == {"renormalized", "full softmax"}
     tab.context.close()
 
