@@ -3,6 +3,8 @@
 The functions take and return the text of a page, so that nothing of a page waits for a script.
 """
 
+import base64
+import hashlib
 import html
 import re
 from functools import cache
@@ -113,6 +115,19 @@ def mended(page: str) -> str:
     return page
 
 
+def with_files(page: str, folder: Path, up: str) -> str:
+    """Pictures for a phone as files of a folder `up` from the page, which no other reader loads."""
+
+    def put(found: re.Match) -> str:
+        data = base64.b64decode(found[1])
+        path = folder / "_images" / f"{hashlib.sha256(data).hexdigest()[:16]}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        return f'srcset="{up}_images/{path.name}"'
+
+    return re.sub(r'srcset="data:image/png;base64,([^"]+)"', put, page)
+
+
 def finish(folder: Path) -> None:
     """Finish every page of a rendered book."""
     library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
@@ -121,4 +136,5 @@ def finish(folder: Path) -> None:
         if path.is_relative_to(folder / "notebooks"):
             page = with_reading_time(page)
         page = joined(mended(with_icons(with_formulas(page), library)))
-        path.write_text(with_letters(page), encoding="utf-8")
+        up = "../" * len(path.relative_to(folder).parent.parts)
+        path.write_text(with_files(with_letters(page), folder, up), encoding="utf-8")

@@ -5,7 +5,7 @@ import re
 import pytest
 from bs4 import BeautifulSoup
 
-from moe_book.finish import mended, with_formulas, with_icons
+from moe_book.finish import mended, with_files, with_formulas, with_icons
 from moe_book.mathml import mathml
 
 LIBRARY = (
@@ -127,3 +127,12 @@ def test_attributes_that_html_has_given_up_are_styles_or_gone():
     redirect = BeautifulSoup(mended('<meta http-equiv="Refresh" content="0; url=book/index.html" />\n'), "html.parser")
     assert redirect.title.text and redirect.html["lang"] == "en" and redirect.a["href"] == "book/index.html"
     assert redirect.find("meta", {"http-equiv": "refresh"})["content"] == "0; url=book/index.html"
+
+
+def test_pictures_for_a_phone_become_files(tmp_path):
+    page = (
+        '<picture><source media="(max-width: 600px)" srcset="data:image/png;base64,YWJj"><img src="data:d"></picture>'
+    )
+    done = with_files(page, tmp_path, "../")
+    name = done.partition('srcset="../_images/')[2].partition('"')[0]
+    assert (tmp_path / "_images" / name).read_bytes() == b"abc" and 'src="data:d"' in done and "YWJj" not in done
