@@ -119,13 +119,13 @@ def with_files(page: str, folder: Path, up: str) -> str:
     """Pictures for a phone as files of a folder `up` from the page, which no other reader loads."""
 
     def put(found: re.Match) -> str:
-        data = base64.b64decode(found[1])
+        data = base64.b64decode(found[2])
         path = folder / "_images" / f"{hashlib.sha256(data).hexdigest()[:16]}.png"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-        return f'srcset="{up}_images/{path.name}"'
+        return f'{found[1]}srcset="{up}_images/{path.name}"'
 
-    return re.sub(r'srcset="data:image/png;base64,([^"]+)"', put, page)
+    return re.sub(r'(<source [^>]*)srcset="data:image/png;base64,([\w+/=]+)"', put, page)
 
 
 def finish(folder: Path) -> None:
