@@ -296,7 +296,6 @@ const Explorable = (() => {
     }
   }
 
-  /** A handle: what stands on the page, and how it shows a state. `change` takes what of the state becomes new. */
   /** A button that moves a slider from where it stands to its end, or from its start, and stops it again. */
   function player({ label, plays, seconds }, change, state, { min, max, step }) {
     const button = element("button", { type: "button" }, label);
@@ -322,6 +321,7 @@ const Explorable = (() => {
     return { made: button, show };
   }
 
+  /** A handle: what stands on the page, and how it shows a state. `change` takes what of the state becomes new. */
   function control(handle, change, state, sliders) {
     if (handle.plays) return player(handle, change, state, sliders[handle.plays]);
     if (handle.press) {
@@ -372,7 +372,8 @@ const Explorable = (() => {
     const again = element("button", { type: "button" }, "Start again");
     again.addEventListener("click", () => change(start));
     const title = element("h3", { id: `explorable-${name}` }, spec.title);
-    const made = (buttons) => controls.filter((_, i) => Boolean(spec.handles[i].press || spec.handles[i].plays) === buttons).map((c) => c.made);
+    const isButton = ({ press, plays }) => Boolean(press || plays);
+    const made = (buttons) => controls.filter((_, i) => isButton(spec.handles[i]) === buttons).map((c) => c.made);
     place.replaceChildren(element(
       "section", { "aria-labelledby": title.id }, title, element("p", {}, spec.says),
       element("div", { class: "explorable-picture" }, picture.svg),

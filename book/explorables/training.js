@@ -39,6 +39,5 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
     readout: ({ at }) => `At step ${steps[at]} the centre of a cluster goes to its likeliest expert with probability `
       + `${number(divided(at))}, in the mean of four clusters (chapter 5).`,
     source: ["chapter 5", "../notebooks/05_router_centers.html"],
-    formulas: { divided },
   });
 }
