@@ -35,7 +35,7 @@
     const next = Explorable.normals(seed);
     for (;;) {
       const h = Array.from({ length: 6 }, next), answers = h.map(() => [next(), next()]);
-      const inside = answers.flat().every((part) => Math.abs(part) < 2);
+      const inside = answers.flat().every((part) => Math.abs(part) < 2) && h.every((hi) => Math.abs(hi) < 3);
       const crowded = answers.some((p, i) => answers.slice(0, i).some((q) => distance(p, q) < 0.5));
       const length = Math.hypot(...output(renormalized(h), answers)), matters = softmax(h)[ranked(h, 3)] > 0.1;
       if (inside && !crowded && length > 0.8 && length < 2 && matters) return { h, answers };
@@ -51,7 +51,7 @@
   const NAMES = { renormalized: "renormalized", fullSoftmax: "full softmax" };
   const COLOURS = { renormalized: "topk_softmax", fullSoftmax: "softmax_topk" };
 
-  const APART = 0.26;  // of the two outputs, which point the same way and are drawn side by side
+  const APART = 0.18;  // of the two outputs, which point the same way and are drawn side by side
 
   function drawOutputs(plot, state) {
     const { h, answers, j, ends } = seen(state);
@@ -62,6 +62,7 @@
       plot.arrow(aside([0, 0]), aside(after), colour);
       if (distance(before, after) > 0.02) plot.dot(...aside(before), "ink", true);
     });
+    plot.dot(0, 0, "muted");
     answers.forEach(([x, y], i) => {
       plot.dot(x, y, i === j ? "bound" : selected(h)[i] ? "measured" : "reference", !selected(h)[i]);
       plot.text(x, y, `${i + 1}`, "middle", [0, -9]);
@@ -72,11 +73,11 @@
     ? [["ink", "output F; circle: before"]] : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax"]]);
 
   function draw(kit, state) {
-    const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "answers and output" };
+    const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "second coordinate" };
     drawOutputs(kit.plot(0, { x: wide, y: wide, keys: outputKeys(state), equal: true, ...words }), state);
     const { h, j, now } = seen(state);
     const plot = kit.plot(1, {
-      x: [0.4, 6.6], y: [-8, 4], xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
+      x: [0.4, 6.6], y: [-6, 3], xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
       keys: [["measured", "selected"], ["bound", "lowered; circle: before"]],
     });
     now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference"));
@@ -110,11 +111,12 @@
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
-    says: "Draw a layer, lower the logit of an unselected expert, and say from the output which gate the layer has.",
+    says: "Numbers are the answers of six experts, the arrow their mixture F. Draw a layer, lower the logit of an "
+      + "unselected expert, and say from F which gate the layer has.",
     shows: "First, the answers of six experts and the output as an arrow, those of two gates side by side; second, the "
       + "six logits, two of them selected.",
     handles: [
-      { key: "t", label: "Lowered by t =", min: 0, max: 5, step: 0.1, value: 1 },
+      { key: "t", label: "Lowered by t =", min: 0, max: 3, step: 0.1, value: 1 },
       { key: "rank", label: "Unselected logit", value: "3",
         choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
       { label: "Draw a layer", press: drawLayer },
@@ -123,7 +125,7 @@
     ],
     state: { seed: 1, hidden: "", said: "" },
     height: 360,
-    narrow: [240, 160],
+    narrow: [240, 190],
     draw,
     readout,
     formulas: { softmax, selected, fullSoftmax, renormalized, lowered, output, grows, layer, drawLayer },

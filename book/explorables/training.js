@@ -7,8 +7,8 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   const most = Math.max(...learned.flat(2));
   const { expert, number } = Explorable;
 
-  /** Probability of the likeliest expert, in the mean of the clusters. */
-  const divided = (at) => sent[at].reduce((sum, row) => sum + Math.max(...row), 0) / K;
+  /** For each cluster the probability of its likeliest expert. */
+  const divided = (at) => sent[at].map((row) => number(Math.max(...row)));
 
   function squares(plot, table, largest) {
     table.forEach((row, k) => row.forEach((value, m) => {
@@ -19,7 +19,7 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   Explorable.add("training", {
     title: "Eight experts part",
     says: "Press Play: experts that differ only in their random initial weights learn the signals of clusters, and "
-      + "then the router learns whom to ask.",
+      + `then the router learns whom to ask. A full square is a learned signal of ${number(most, 1)}, or probability 1.`,
     shows: "Two tables of squares, four clusters against eight experts: how far an expert has learned a cluster's "
       + "signal, and how likely the router sends the cluster's centre to it.",
     handles: [
@@ -36,8 +36,8 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
       squares(plot(0, { ...axes, ylabel: "cluster, learned by" }), learned[at], most);
       squares(plot(1, { ...axes, ylabel: "cluster, sent to" }), sent[at], 1);
     },
-    readout: ({ at }) => `At step ${steps[at]} the centre of a cluster goes to its likeliest expert with probability `
-      + `${number(divided(at))}, in the mean of four clusters (chapter 5).`,
+    readout: ({ at }) => `At step ${steps[at]} the centres of the clusters go to their likeliest experts with the `
+      + `probabilities ${divided(at).slice(0, -1).join(", ")} and ${divided(at).at(-1)} (chapter 5).`,
     source: ["chapter 5", "../notebooks/05_router_centers.html"],
   });
 }

@@ -171,7 +171,7 @@
     const plot = kit.plot(0, {
       x: PLANE.norm.map(Math.log10), y: PLANE.degrees, yticks: [0, 30, 60, 90],
       keys: [
-        ["bound", "flow"], ["measured", "descent; ring: last step", "thin"], ["muted", "grey: the norm shrinks", "thin"],
+        ["bound", "flow"], ["measured", "descent; dots: steps, ring: last", "thin"], ["muted", "grey: the norm shrinks", "thin"],
         ["sharp", radius(state) === Infinity ? "its edge |w| = 2 cos θ / σ²" : "its edge, truncated noise", "dashed"],
       ],
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
@@ -214,7 +214,8 @@
 
   Explorable.add("two_gaussians", {
     title: "Choose where the router starts",
-    says: "Drag or click the start, and raise the step until descent jumps where the flow turns.",
+    says: "Drag or click the start: from everywhere the flow turns to z, angle 0. Then raise the step size: from which "
+      + "one on does the first step of descent leave the flow?",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
       { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from moe_book.mathml import mathml
 from moe_book.reading import joined, with_letters, with_reading_time
+from moe_book.symbols import notation, rows_of, with_anchors, with_symbols
 
 #: Formulas as Sphinx and `typeset.formulas` mark them, and what holds text that is no formula.
 FORMULA = re.compile(
@@ -24,13 +25,14 @@ FORMULA = re.compile(
 
 #: A formula in a line, and the signs that belong to it: a line may break on either side of a formula.
 HELD = re.compile(
-    r"(?P<before>[(\[“‘]*)(?P<formula><span class=\"math\">.*?</math></span>)"
+    r"(?P<before>[(\[“‘]*)(?P<formula>(?:<a class=\"symbol\"[^>]*>)?<span class=\"math\">.*?</math></span>(?:</a>)?)"
     r"(?P<after>(?:-(?:th|st|nd|rd)\b)?(?:&[rl]squo;|&#8217;|[)\]}.,:!?…”’'%]|;(?=[\s<]))*)",
     re.DOTALL,
 )
 
 ICON = re.compile(r'<(?P<tag>i|span) class="(?P<names>[^"]*\bfa-[^"]*)"(?P<rest>[^>]*)></(?P=tag)>')
 DRAWN = re.compile(r'[,{]"?([a-z-]+)"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"')
+NOTATION = "book/notation.html"
 FONT = ("fa-solid", "fas")  # names that ask for the font of icons, which has 156 kB
 SIZE = "fa-lg"
 
@@ -131,10 +133,14 @@ def with_files(page: str, folder: Path, up: str) -> str:
 def finish(folder: Path) -> None:
     """Finish every page of a rendered book."""
     library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
+    symbols = folder / NOTATION
+    symbols.write_text(with_anchors(symbols.read_text(encoding="utf-8")), encoding="utf-8")
+    main, others = notation(symbols.read_text(encoding="utf-8"))
     for path in sorted(folder.rglob("*.html")):
-        page = path.read_text(encoding="utf-8")
+        page, up = path.read_text(encoding="utf-8"), "../" * len(path.relative_to(folder).parent.parts)
         if path.is_relative_to(folder / "notebooks"):
             page = with_reading_time(page)
+            if chapter := re.match(r"\d+", path.name):
+                page = with_symbols(page, rows_of(int(chapter[0]), main, others), up + NOTATION)
         page = joined(mended(with_icons(with_formulas(page), library)))
-        up = "../" * len(path.relative_to(folder).parent.parts)
         path.write_text(with_files(with_letters(page), folder, up), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a link to a theorem, a formula, a verdict box or a reference shows where one points at it.
+"""What a link to a theorem, a formula, a verdict box, a reference or a symbol shows where one points at it.
 
 For each page a classic script, `previews/PAGE.js`, which book.js loads when it is asked for: a browser reads no other
 page of a book that is opened from disk.
@@ -11,7 +11,7 @@ from pathlib import Path
 from bs4 import BeautifulSoup, Tag
 
 #: What is shown, by what a link leads to.
-SHOWN = "div.proof.admonition[id], div.math[id], .claim-card[id], .citation[id]"
+SHOWN = "div.proof.admonition[id], div.math[id], .claim-card[id], .citation[id], tr[id^=symbol-]"
 #: What a preview has no use for.
 LEFT = "a.headerlink, details, .claim-links, .claim-card > table, .backrefs, script"
 
@@ -21,12 +21,21 @@ def preview(target: Tag) -> str:
     shown = BeautifulSoup(str(target), "html.parser")
     for tag in shown.select(LEFT):
         tag.decompose()
+    if target.name == "tr":
+        return _symbol([re.sub("</?p>", "", cell.decode_contents()).strip() for cell in shown.select("td")])
     for link in shown.select("a"):
         link.unwrap()
     for tag in shown.select("[id], [aria-labelledby], [role]"):
         for name in ("id", "aria-labelledby", "role", "aria-level"):
             tag.attrs.pop(name, None)
     return re.sub(r"\s+", " ", str(shown)).strip()
+
+
+def _symbol(cells: list[str]) -> str:
+    """A row of the notation in a sentence: what a letter means, and what elsewhere if it has a second life."""
+    symbol, meaning, *others = cells
+    elsewhere = f"; elsewhere (chapters): {others[0]}" if len(others) == 1 else ""
+    return f"<p>{symbol}: {meaning}{elsewhere}</p>"
 
 
 def script(page: str, text: str) -> str:
