@@ -534,7 +534,7 @@ def map_page(ledger: dict) -> str:
             "all that it rests on; where one points at a box, or reaches it with the keyboard, what it rests on and "
             "what rests on it stand out. A box leads to the verdict box of its claim, and its edge has the colour of "
             "the verdict. Below each drawing the same stands as a list, with the claims that stand by themselves, "
-            "too.\n",
+            "too; a phone shows the lists only.\n",
             _use(graph, users),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",

@@ -361,7 +361,9 @@ def published(path: Path, refs: References, address: str | None, numbers: Mappin
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             text = plain(put_in(cell.source, numbers, path.stem), refs, path.stem)
-            cell.source = text.replace("in the first cell", "in the cell *Numbers to change*")
+            text = text.replace("in the first cell", "in the cell *Numbers to change*")
+            book = f'<a href="{refs.page(path.stem, path.stem)}">rendered book</a>'
+            cell.source = text.replace("<p>In the rendered book", f"<p>In the {book}")  # where a figure moves
             above = cell
         else:
             for data in (o["data"] for o in cell.outputs if "text/html" in o.get("data", {})):

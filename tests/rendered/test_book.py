@@ -170,15 +170,17 @@ def test_the_front_page_leads_to_the_book(browser):
 
 
 @pytest.mark.parametrize(
-    ("link", "says"),
+    ("page", "link", "says"),
     [
-        ("p a[href='#thm-2g-signs']", "Theorem 11.2 (Three signs)"),
-        ("p a[href^='../book/references.html#']", "Dikkala"),
+        ("11_two_gaussians", "p a[href='#thm-2g-signs']", "Theorem 11.2 (Three signs)"),
+        ("11_two_gaussians", "p a[href^='../book/references.html#']", "Dikkala"),
+        ("14_order_of_operations", "p a.symbol[href$='#symbol-K-2']", "experts selected per input (chapters 14 to 19"),
+        ("16_constants_to_stability", "p a.symbol[href$='#symbol-T-2']", "elsewhere (chapters): number of steps"),
     ],
 )
-def test_a_link_shows_what_it_leads_to(browser, link, says):
+def test_a_link_shows_what_it_leads_to(browser, page, link, says):
     """By mouse and by keyboard, on its own page and on another; Escape takes it away, and nothing has an id twice."""
-    tab, complaints = opened(browser, "notebooks/11_two_gaussians.html")
+    tab, complaints = opened(browser, f"notebooks/{page}.html")
     first, box = tab.locator(f"article {link}").first, tab.locator("#preview")
     assert not box.is_visible()
     first.hover()
@@ -318,7 +320,7 @@ def test_every_box_and_every_name_on_the_map_leads_to_its_claim():
         )
 
 
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("width", [1280, 768])
 def test_a_box_of_the_map_stands_out_with_its_neighbours_when_it_is_reached_by_keyboard(browser, width):
     """Everything else on the map steps back until the focus leaves."""
     tab, complaints = opened(browser, "book/map.html", width)

@@ -215,6 +215,13 @@ def test_numbers_and_links_of_the_copy_are_those_of_the_book(path):
         assert of_kind == [f"{chapter}.{i}" for i in range(1, 1 + len(of_kind))]
 
 
+def test_a_figure_that_moves_is_a_link_to_the_page_on_which_it_does():
+    notebook = publish.published(next(p for p in notebooks() if p.stem == "04_exploration"), OF_ALL, None, GLUED)
+    text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    link = '<p>In the <a href="../notebooks/04_exploration.html">rendered book</a> this figure moves: '
+    assert text.count('data-explorable="race"') == text.count(link) == 1
+
+
 def test_the_install_cell_pins_what_python_imports(tmp_path, monkeypatch):
     """Of two distributions of a name the first on the path is imported, and keeps its version."""
     for folder, version in (("first", "3.0.3"), ("second", "2.0.1")):
