@@ -1,11 +1,13 @@
 // Filters, scrolling boxes that the keyboard reaches, figures that move. No library, no network.
 
-// A filter shows the rows that have all that is chosen. A row is what is shown or not, with its words and its marks.
+// A filter shows the rows that have all that is chosen, all words that are written among it. A row is what is shown or not, with its words and its marks.
 function filterRows(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
+  const plain = (text) => text.toLowerCase().replaceAll(/[-‐–]/g, " ");
+  const holds = (words, asked) => plain(asked).split(/\s+/).every((word) => plain(words).includes(word));
   const show = () => {
     const shown = rows.filter(({ words, marks }) => fields.every(({ name, value }) =>
-      !value || (name === "text" ? words.includes(value.toLowerCase()) : marks[name] === value)));
+      !value || (name === "text" ? holds(words, value) : marks[name] === value)));
     rows.forEach((row) => row.parts.forEach((part) => { part.hidden = !shown.includes(row); }));
     document.querySelectorAll("section:has(> dl.glossary)").forEach((section) => {
       section.hidden = !shown.some(({ parts }) => section.contains(parts[0]));

@@ -3,21 +3,22 @@
 //   title     heading; says: one sentence, what to try; shows: one sentence, what the picture shows (for the ear)
 //   handles   in order: {key, label, min, max, step, value, text?: (value, state) => words after the label}, a slider;
 //             {key, label, value, choices: {value: words}}, a list; {label, press: (state) => changes}, a button;
-//             {label, plays: key of a slider, seconds}, a button that moves it from end to end
+//             {label, plays: key of a slider, seconds}, a button that moves it from end to end; {heading}, words above
+//             the handles that follow
 //   height    of each drawing, in pixels, side by side; narrow: their heights on a phone, one below the other
 //   draw      (kit, state) => draws all; kit.plot(i, {x: [low, high], y: [low, high], xlabel, ylabel, xticks?, yticks?,
 //             equal?, part?: [i, n], the i-th of n parts, one below the other or, on a phone, side by side,
 //             keys?: [[colour, words, style?], ...]}) gives the i-th drawing; ticks are values or [value, words]; its
 //             methods take coordinates of the data: line(points, colour, style?), area(points, colour),
-//             dot(x, y, colour, open?), arrow(from, to, colour), bar(x, y, width, colour), square(x, y, side, colour),
+//             dot(x, y, colour, open?), arrow(from, to, colour), bar(x, y, width, colour, from?), square(x, y, side, colour),
 //             exit(points, colour), a tip where a path leaves the axes for good, text(x, y, words, anchor?, pixels right
 //             and down?), and grip(x, y, colour, (x, y) => changes, anywhere?), a dot to drag, or to put `anywhere` by a
 //             click; what it changes has handles, too, for the keyboard
 //   state     {key: value}, what else a state has at the start, for buttons to change
 //   readout   (state) => the result in one sentence, with its numbers; source: [words, address], a link at its words
 //   formulas  {name: pure function}, for tests as Explorable.formulas[name of the explorable][name of the function]
-// Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed". A line of
-// custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour, mass(x), normals(seed) and
+// Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed" and, in keys, "area".
+// A line of custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour, mass(x), normals(seed) and
 // remembered(function of the state) help.
 
 const Explorable = (() => {
@@ -189,9 +190,9 @@ const Explorable = (() => {
       this.tip([this.X(p[0]) + back * dx, this.Y(p[1]) + back * dy], [size * dx, size * dy], name);
     }
 
-    /** From 0 to y, `width` wide around x. */
-    bar(x, y, width, name) {
-      const [a, b] = [this.Y(0), this.Y(y)];
+    /** From `from` to y, `width` wide around x. */
+    bar(x, y, width, name, from = 0) {
+      const [a, b] = [this.Y(from), this.Y(y)];
       shape(this.svg, "rect", {
         x: this.X(x - width / 2), width: this.X(x + width / 2) - this.X(x - width / 2),
         y: Math.min(a, b), height: Math.abs(a - b), fill: colour(name),
@@ -217,7 +218,9 @@ const Explorable = (() => {
       for (const [name, words, style = ""] of entries) {
         const text = shape(this.svg, "text", {}, words), width = 32 + text.getComputedTextLength();
         if (x + width > this.place.right) [x, y] = [this.place.left, y + 20];
-        shape(this.svg, "path", { d: `M${x} ${y}h26`, class: `line ${style}`, stroke: colour(name) });
+        const area = style === "area", paint = { [area ? "fill" : "stroke"]: colour(name) };
+        const d = `M${x} ${y}h26${area ? "v-7h-26v14h26z" : ""}`;
+        shape(this.svg, "path", { d, class: area ? "area" : `line ${style}`, ...paint });
         text.setAttribute("x", x + 32);
         text.setAttribute("y", y + 5);
         x += width + 14;
@@ -323,6 +326,7 @@ const Explorable = (() => {
 
   /** A handle: what stands on the page, and how it shows a state. `change` takes what of the state becomes new. */
   function control(handle, change, state, sliders) {
+    if (handle.heading) return { made: element("p", { class: "explorable-heading" }, handle.heading), show() {} };
     if (handle.plays) return player(handle, change, state, sliders[handle.plays]);
     if (handle.press) {
       const button = element("button", { type: "button" }, handle.label);

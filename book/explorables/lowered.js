@@ -51,6 +51,7 @@
   const NAMES = { renormalized: "renormalized", fullSoftmax: "full softmax" };
   const COLOURS = { renormalized: "topk_softmax", fullSoftmax: "softmax_topk" };
 
+  const LOW = -6;  // from there bars rise, so that a logit near 0 is seen
   const APART = 0.18;  // of the two outputs, which point the same way and are drawn side by side
 
   function drawOutputs(plot, state) {
@@ -60,7 +61,9 @@
       const [before, after] = ends(gate), apart = (shown.length - 1) * (i - 0.5) * APART / Math.hypot(...after);
       const aside = ([x, y]) => [x - apart * after[1], y + apart * after[0]];
       plot.arrow(aside([0, 0]), aside(after), colour);
-      if (distance(before, after) > 0.02) plot.dot(...aside(before), "ink", true);
+      if (distance(before, after) < 0.02) return;
+      plot.line([aside([0, 0]), aside(before)], "ink", "thin dashed");
+      plot.dot(...aside(before), "ink", true);
     });
     plot.dot(0, 0, "muted");
     answers.forEach(([x, y], i) => {
@@ -77,10 +80,10 @@
     drawOutputs(kit.plot(0, { x: wide, y: wide, keys: outputKeys(state), equal: true, ...words }), state);
     const { h, j, now } = seen(state);
     const plot = kit.plot(1, {
-      x: [0.4, 6.6], y: [-6, 3], xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
-      keys: [["measured", "selected"], ["bound", "lowered; circle: before"]],
+      x: [0.4, 6.6], y: [LOW, 3], xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
+      keys: [["measured", "selected"], ["reference", "not"], ["bound", "lowered; circle: before"]],
     });
-    now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference"));
+    now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference", LOW));
     plot.dot(j + 1, h[j], "ink", true);
   }
 
@@ -98,7 +101,8 @@
       + `${after}, by the factor ${number(factor)} (π${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return state.said ? `Draw a layer first; then say which gate it has. ${both}` : both;
     const does = state.hidden === "renormalized" ? "stays" : "changes";
-    return `${state.said === state.hidden ? "Right" : "No"}: F ${does}, so it is ${NAMES[state.hidden]}. ${both}`;
+    const judged = `${state.said === state.hidden ? "Right" : "No"} (${state.right} of ${state.asked})`;
+    return `${judged}: F ${does}, so it is ${NAMES[state.hidden]}. ${both}`;
   }
 
   const drawLayer = ({ seed }) => ({
@@ -107,7 +111,10 @@
   });
 
   /** One answer for a layer, and none before something was to be seen. */
-  const answer = (said) => (state) => (state.hidden && (state.said || !state.t) ? {} : { said });
+  const answer = (said) => ({ hidden, said: before, t, asked, right }) => {
+    if (!hidden) return { said };
+    return before || !t ? {} : { said, asked: asked + 1, right: right + (said === hidden) };
+  };
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
@@ -116,14 +123,14 @@
     shows: "First, the answers of six experts and the output as an arrow, those of two gates side by side; second, the "
       + "six logits, two of them selected.",
     handles: [
-      { key: "t", label: "Lowered by t =", min: 0, max: 3, step: 0.1, value: 1 },
+      { key: "t", label: "Lowered by t =", min: 0, max: 3, step: 0.1, value: 3 },
       { key: "rank", label: "Unselected logit", value: "3",
         choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
       { label: "Draw a layer", press: drawLayer },
       { label: "It is renormalized", press: answer("renormalized") },
       { label: "It is full softmax", press: answer("fullSoftmax") },
     ],
-    state: { seed: 1, hidden: "", said: "" },
+    state: { seed: 1, hidden: "", said: "", asked: 0, right: 0 },
     height: 360,
     narrow: [240, 190],
     draw,

@@ -83,7 +83,7 @@
 
   Explorable.add("noise", {
     title: "The slope never leaves the band",
-    says: "Make the noise narrow, tie the logits, add experts, and look for a slope that is steeper than 2κ.",
+    says: "Tie the logits, make the noise narrow, add experts: do you find a slope steeper than 2κ?",
     shows: "First, a bar for each expert's probability. Second, the probability of expert 1 while its logit rises by D "
       + "and all others fall by D, with its tangent and a band of slope 2κ.",
     handles: [
@@ -97,29 +97,30 @@
     height: 300,
     narrow: [150, 200],
     draw({ plot }, state) {
-      const { law, scale } = state, h = logits(state), k = 2 * kappa(law, scale);
+      const { law, scale } = state, h = logits(state), k = 2 * kappa(law, scale), far = 0.6 * scale;
       const bars = plot(0, {
-        x: [0.4, MOST + 0.6], y: [0, 1], xlabel: "expert", ylabel: "probability to win",
+        x: [0.4, h.length + 0.6], y: [0, 1], xlabel: "expert", ylabel: "probability to win",
         xticks: h.map((_, m) => m + 1),
       });
       h.forEach((_, m) => bars.bar(m + 1, probability(h, m, law, scale), 0.6, expert(m)));
 
       const p = probability(h, 0, law, scale), tangent = slope(h, 0, law, scale);
       const curve = plot(1, {
-        x: [-0.6, 0.6], y: [0, 1], xlabel: "move D of the logits", ylabel: "probability of expert 1",
-        keys: [["measured", "p₁"], ["measured", "its tangent", "dashed"], ["sharp", "slope 2κ"]],
+        x: [-far, far], y: [0, 1], xlabel: "D: logit 1 rises, others fall", ylabel: "probability of expert 1",
+        keys: [["measured", "p₁"], ["measured", "its tangent", "dashed"], ["sharp", "slope up to 2κ", "area"]],
       });
-      for (const side of [-1, 1]) curve.area([[0, p], [side, p + k], [side, p - k]], "sharp");
-      for (const sign of [-1, 1]) curve.line([[-1, p - sign * k], [1, p + sign * k]], "sharp", "thin");
-      curve.line(range(-0.6, 0.6, 60).map((D) => [D, probability(moved(h, D), 0, law, scale)]), "measured");
-      curve.line([[-1, p - tangent], [1, p + tangent]], "measured", "dashed");
+      for (const D of [-far, far]) curve.area([[0, p], [D, p + k * D], [D, p - k * D]], "sharp");
+      for (const sign of [-1, 1]) curve.line([[-far, p - sign * k * far], [far, p + sign * k * far]], "sharp", "thin");
+      curve.line(range(-far, far, 60).map((D) => [D, probability(moved(h, D), 0, law, scale)]), "measured");
+      curve.line([[-far, p - tangent * far], [far, p + tangent * far]], "measured", "dashed");
       curve.dot(0, p, "measured");
     },
     readout(state) {
       const { law, scale } = state, h = logits(state), M = h.length;
       const [p, steep, k] = [probability(h, 0, law, scale), slope(h, 0, law, scale), kappa(law, scale)];
       return `Expert 1 wins with probability ${number(p)}. A small move D of the logits changes it by at most `
-        + `${number(steep)} D, while the band allows 2κ = ${number(2 * k)} and the paper κM² = ${number(M * M * k, 1)}.`;
+        + `${number(steep)} D, ${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}, where the paper allows `
+        + `κM² = ${number(M * M * k, 1)}.`;
     },
     formulas: { probability, slope, kappa },
   });

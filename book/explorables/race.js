@@ -133,10 +133,11 @@
   function readout(state) {
     const { x, now, winner: first, limits: ends } = seen(state), loser = 1 - first;
     const grown = [0, 1].map((i) => fold(now[i] / x[i])), end = fold(ends[loser] / x[loser]);
-    const racing = x.filter((xi) => xi > 0).length;
+    const { number } = Explorable, racing = x.filter((xi) => xi > 0).length;
     const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
-    return `Racer 1 has grown ${grown[0]} and racer 2 ${grown[1]}. In a long race racer ${first + 1} runs away, `
-      + `${first ? "although it starts second" : "the leader at the start"}, and racer ${loser + 1} stops at ${end}. `
+    return `Racer 1 has grown ${grown[0]}, and racer 2 has grown ${grown[1]}. In a long race racer ${first + 1} runs away, `
+      + `${first ? "although it starts second" : "the leader at the start"}, and racer ${loser + 1} stops at `
+      + `${number(ends[loser], 1)} σ₀, ${end}. `
       + `${racing} of ${state.racers} products are positive and race. By theory the leader loses in `
       + `${share(overtakes(state.racers, 2 ** state.ratio))} of new starts${played ? `; in those drawn it lost ${lost} of ${played}` : ""}.`;
   }
@@ -145,7 +146,8 @@
 
   Explorable.add("race", {
     title: "Who wins the race?",
-    says: "Raise the rate of racer 2 until it wins, and draw new starts: how often does the leader lose?",
+    says: "A product z grows with the speed rate · z², and the path is how far the filter has moved. Raise the rate of "
+      + "racer 2 until it wins. Then draw 100 new starts at this rate: how often does the leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
       { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -0.5,

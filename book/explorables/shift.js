@@ -14,8 +14,10 @@
     return weights.map((w) => w / total);
   }
 
+  const mean = (rows) => rows[0].map((_, a) => rows.reduce((sum, row) => sum + row[a], 0) / rows.length);
+
   /** The c that makes the mean row zero. */
-  const centre = (rows) => rows[0].map((_, a) => -rows.reduce((sum, row) => sum + row[a], 0) / rows.length);
+  const centre = (rows) => mean(rows).map((part) => -part);
 
   const { number, expert } = Explorable;
   const coordinate = (a, value) =>
@@ -23,8 +25,8 @@
 
   Explorable.add("shift", {
     title: "One shift of all rows is invisible",
-    says: "Drag the vector c, which is added to all four rows, or turn the input x: the logits move together, and the "
-      + "gates do not depend on c.",
+    says: "Drag the vector c, which is added to all four rows: which c makes their mean zero, and do the gates notice? "
+      + "Does another input x notice?",
     shows: "First, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
       + "third of the input x. Second, four logits before and after the shift, and four gates.",
     handles: [
@@ -48,6 +50,8 @@
         plane.dot(...row, expert(m));
         plane.dot(...rows[m], expert(m), true);
       });
+      plane.dot(...mean(rows), "ink", true);
+      plane.text(...mean(rows), "mean", "end", [-9, 5]);
       plane.grip(...tip, "muted", (s, t) => ({ angle: (Math.atan2(t, s) * 180 / Math.PI + 360) % 360 }));
       plane.grip(...c, "ink", (s, t) => ({ c1: s, c2: t }));
       const above = tip[1] >= c[1];  // the names stand on the sides that face away from the other vector
@@ -71,7 +75,9 @@
     },
     readout({ c1, c2, angle }) {
       const x = input(angle), gates = softmax(logits(moved(ROWS, [c1, c2]), x)).map((gate) => number(gate));
-      return `All four logits move by c · x = ${number(logits([[c1, c2]], x)[0])}, and the gates stay at `
+      const [first, second] = mean(moved(ROWS, [c1, c2])).map((part) => number(part));
+      return `The mean row is (${first}, ${second}). All logits move by c · x = `
+        + `${number(logits([[c1, c2]], x)[0])}, and the gates stay at `
         + `${gates.slice(0, 3).join(", ")} and ${gates[3]}.`;
     },
     formulas: { moved, logits, softmax, centre },

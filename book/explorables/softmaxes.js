@@ -39,19 +39,21 @@
   const KINDS = [["topk_softmax", true], ["softmax_topk", false]];
   const EDGE = 0.8;  // of the thresholds shown
   const logits = ({ h1, h2, h3, h4 }) => [h1, h2, h3, h4];
-  const logit = (m, value) => ({ key: `h${m}`, label: `Bars: logit ${m} =`, min: -2, max: 2, step: 0.1, value });
+  const logit = (m, value) => ({ key: `h${m}`, label: `logit ${m}:`, min: -2, max: 2, step: 0.1, value });
   const { number } = Explorable;
 
   Explorable.add("softmaxes", {
     title: "The renormalized gate reports zero",
-    says: "Bars: move a logit at K = 1, and the renormalized gate stays at 1; at K = 2 it moves. Curves, another layer of "
-      + "two experts: drag the threshold b. Where does backpropagation report the slope that the risk has?",
+    says: "Move a logit at K = 1: the renormalized gate stays at 1. Then drag the threshold b of the other layer: by how "
+      + "much does backpropagation miss the slope of each risk?",
     shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
+      { heading: "Four experts: their gates" },
       logit(1, 1.2), logit(2, 0.4), logit(3, -0.3), logit(4, -1),
-      { key: "K", label: "Bars:", value: "1", choices: { 1: "K = 1 of 4", 2: "K = 2 of 4" } },
-      { key: "b", label: "Curves: threshold b =", min: -EDGE, max: EDGE, step: 0.05, value: 0.5 },
+      { key: "K", label: "selected experts", value: "1", choices: { 1: "K = 1", 2: "K = 2" } },
+      { heading: "Two experts, K = 1: the risk" },
+      { key: "b", label: "threshold b:", min: -EDGE, max: EDGE, step: 0.05, value: 0.5 },
     ],
     height: 330,
     narrow: [170, 200],
@@ -78,10 +80,13 @@
     readout(state) {
       const { b, K } = state, [own, all] = [true, false].map((kind) => gates(logits(state), Number(K), kind));
       const sum = (values) => number(values.reduce((total, value) => total + value, 0));
-      const slopes = [true, false].map((kind) => (b === 0 ? "none, a kink" : number(slope(b, kind))));
-      return `Bars: renormalized gates sum to ${sum(own)}, full-softmax gates to ${sum(all)}. Curves at b = ${number(b)}, `
-        + `slope of the risk and slope reported: renormalized ${slopes[0]} and ${reported(b, true)}, full softmax `
-        + `${slopes[1]} and ${number(reported(b, false))}.`;
+      const sums = `Renormalized gates sum to ${sum(own)}, full-softmax gates to ${sum(all)}.`;
+      if (b === 0) return `${sums} At b = 0 both risks have a kink and no slope.`;
+      const [ours, theirs] = [true, false].map((kind) =>
+        `${kind ? reported(b, kind) : number(reported(b, kind))} for ${number(slope(b, kind))}`);
+      const missed = [true, false].map((kind) => number(slope(b, kind) - reported(b, kind)));
+      return `${sums} At b = ${number(b)} backpropagation reports ${ours} (renormalized) and ${theirs} (full softmax): `
+        + `it misses ${missed[0]} and ${missed[1]}, from the inputs that change experts.`;
     },
     formulas: { gates, risk, slope, reported },
   });

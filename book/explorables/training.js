@@ -7,8 +7,7 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   const most = Math.max(...learned.flat(2));
   const { expert, number } = Explorable;
 
-  /** For each cluster the probability of its likeliest expert. */
-  const divided = (at) => sent[at].map((row) => number(Math.max(...row)));
+  const listed = (words) => `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 
   function squares(plot, table, largest) {
     table.forEach((row, k) => row.forEach((value, m) => {
@@ -36,8 +35,11 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
       squares(plot(0, { ...axes, ylabel: "cluster, learned by" }), learned[at], most);
       squares(plot(1, { ...axes, ylabel: "cluster, sent to" }), sent[at], 1);
     },
-    readout: ({ at }) => `At step ${steps[at]} the centres of the clusters go to their likeliest experts with the `
-      + `probabilities ${divided(at).slice(0, -1).join(", ")} and ${divided(at).at(-1)} (chapter 5).`,
+    readout({ at }) {
+      const likely = sent[at].map((row) => Math.max(...row)), whom = likely.map((p, k) => sent[at][k].indexOf(p) + 1);
+      return `At step ${steps[at]} the likeliest experts of clusters 1 to ${K} are ${listed(whom)}, with probabilities `
+        + `${listed(likely.map((p) => number(p)))} (chapter 5).`;
+    },
     source: ["chapter 5", "../notebooks/05_router_centers.html"],
   });
 }

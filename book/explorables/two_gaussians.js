@@ -171,7 +171,7 @@
     const plot = kit.plot(0, {
       x: PLANE.norm.map(Math.log10), y: PLANE.degrees, yticks: [0, 30, 60, 90],
       keys: [
-        ["bound", "flow"], ["measured", "descent; dots: steps, ring: last", "thin"], ["muted", "grey: the norm shrinks", "thin"],
+        ["bound", "flow"], ["measured", "steps of descent, hollow beyond z", "thin"], ["muted", "the norm shrinks", "area"],
         ["sharp", radius(state) === Infinity ? "its edge |w| = 2 cos θ / σ²" : "its edge, truncated noise", "dashed"],
       ],
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
@@ -181,10 +181,9 @@
     plot.area([...turns, [turns.at(-1)[0], 90], [farthest, 90], [farthest, 0], [turns[0][0], 0]], "muted");
     plot.line(turns, "sharp", "dashed");
     if (radius(state) === Infinity) plot.dot(Math.log10(edge(state.sigma, 0)), 0, "sharp");
-    const steps = stepped.map(place), flowed = path.map(place);
+    const steps = stepped.map((w) => [...place(w), w.s < 0]), flowed = path.map(place);
     plot.line(steps, "measured", "thin");
-    apart(steps).filter((step) => plot.holds(step)).forEach((step) => plot.dot(...step, "measured"));
-    if (plot.holds(steps.at(-1))) plot.dot(...steps.at(-1), "measured", true);
+    apart(steps).filter((step) => plot.holds(step)).forEach(([x, y, beyond]) => plot.dot(x, y, "measured", beyond));
     plot.line(flowed, "bound");
     plot.exit(steps, "measured");
     plot.exit(flowed, "bound");
@@ -201,9 +200,9 @@
   function readout(state) {
     const { path, stepped } = seen(state), ends = path.at(-1);
     const stops = ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
-    const limit = Explorable.number(edge(state.sigma, 0));
-    const bayes = radius(state) === Infinity ? `, Bayes’ router with 2/σ² = ${limit}` : "";
-    return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(stepped[1])} in its first step, and `
+    const bayes = radius(state) === Infinity ? `, Bayes’ router (green dot)` : "";
+    return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(stepped[1])} in its first step, `
+      + `${stepped[1].s < 0 ? "over z" : "on this side of z"}, and `
       + `after ${stepped.length - 1} steps has ${words(stepped.at(-1))}.`;
   }
 
@@ -215,7 +214,7 @@
   Explorable.add("two_gaussians", {
     title: "Choose where the router starts",
     says: "Drag or click the start: from everywhere the flow turns to z, angle 0. Then raise the step size: from which "
-      + "one on does the first step of descent leave the flow?",
+      + "one on does the first step of descent jump over z?",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
       { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },

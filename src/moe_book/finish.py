@@ -135,12 +135,12 @@ def finish(folder: Path) -> None:
     library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
     symbols = folder / NOTATION
     symbols.write_text(with_anchors(symbols.read_text(encoding="utf-8")), encoding="utf-8")
-    main, others = notation(symbols.read_text(encoding="utf-8"))
+    rows = notation(symbols.read_text(encoding="utf-8"))
     for path in sorted(folder.rglob("*.html")):
         page, up = path.read_text(encoding="utf-8"), "../" * len(path.relative_to(folder).parent.parts)
         if path.is_relative_to(folder / "notebooks"):
             page = with_reading_time(page)
             if chapter := re.match(r"\d+", path.name):
-                page = with_symbols(page, rows_of(int(chapter[0]), main, others), up + NOTATION)
+                page = with_symbols(page, rows_of(int(chapter[0]), rows), up + NOTATION)
         page = joined(mended(with_icons(with_formulas(page), library)))
         path.write_text(with_files(with_letters(page), folder, up), encoding="utf-8")

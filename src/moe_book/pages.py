@@ -530,11 +530,11 @@ def map_page(ledger: dict) -> str:
         [
             "# What rests on what\n",
             "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
-            "one states; where the book corrected it, the corrected form. In the drawings each claim stands below "
-            "all that it rests on; where one points at a box, or reaches it with the keyboard, what it rests on and "
-            "what rests on it stand out. A box leads to the verdict box of its claim, and its edge has the colour of "
-            "the verdict. Below each drawing the same stands as a list, with the claims that stand by themselves, "
-            "too; a phone shows the lists only.\n",
+            "one states; where the book corrected it, the corrected form.\n",
+            '<p class="of-drawings">In the drawings each claim stands below all that it rests on; where one points at '
+            "a box, or reaches it with the keyboard, what it rests on and what rests on it stand out. A box leads to "
+            "the verdict box of its claim, and its edge has the colour of the verdict. Below each drawing the same "
+            "stands as a list, with the claims that stand by themselves, too.</p>\n",
             _use(graph, users),
             *(line for name in names for line in _map(name, rows, graph, users)),
             "## What a verdict touches\n",

@@ -11,8 +11,9 @@ from pathlib import Path
 from bs4 import BeautifulSoup, Tag
 
 #: What is shown, by what a link leads to.
-SHOWN = "div.proof.admonition[id], div.math[id], .claim-card[id], .citation[id], tr[id^=symbol-]"
+SHOWN = "div.proof.admonition[id], div.math[id], .claim-card[id], .citation[id], tr[id^=symbol-]:has(> td:nth-of-type(4))"
 #: What a preview has no use for.
+CHAPTERS = r" \((?:from )?chapters?[^()]*\)"
 LEFT = "a.headerlink, details, .claim-links, .claim-card > table, .backrefs, script"
 
 
@@ -32,10 +33,9 @@ def preview(target: Tag) -> str:
 
 
 def _symbol(cells: list[str]) -> str:
-    """A row of the notation in a sentence: what a letter means, and what elsewhere if it has a second life."""
-    symbol, meaning, *others = cells
-    elsewhere = f"; elsewhere (chapters): {others[0]}" if len(others) == 1 else ""
-    return f"<p>{symbol}: {meaning}{elsewhere}</p>"
+    """A row of the notation as a sentence, without the chapters, in which a link to it stands."""
+    symbol, meaning = cells[:2]
+    return f"<p>{symbol}: {re.sub(CHAPTERS, '', meaning)}</p>"
 
 
 def script(page: str, text: str) -> str:

@@ -43,7 +43,7 @@ def _chapters(meaning: str) -> frozenset[int] | None:
 
 
 def with_anchors(page: str) -> str:
-    """The page of notation, each row of its two tables of symbols with an address of its own."""
+    """The page of notation, each row of symbols with an address of its own."""
     taken: dict[str, int] = {}
 
     def anchored(found: re.Match) -> str:
@@ -58,33 +58,26 @@ def with_anchors(page: str) -> str:
     return ROW.sub(anchored, page)
 
 
-def notation(page: str) -> tuple[list[Row], list[Row]]:
-    """The rows of the two tables of an anchored page: main meanings, and letters with a second life."""
-    rows = [row for row in BeautifulSoup(page, "html.parser").select("tr[id]")]
-    read = [(str(row["id"]), [cell.get_text() for cell in row.find_all("td")]) for row in rows]
-    symbols = [tuple(re.findall(r"\\\((.+?)\\\)", cells[0])) for _, cells in read]
-    both = [(cells, anchor, found) for (anchor, cells), found in zip(read, symbols, strict=True)]
-    main = [Row(anchor, found, _chapters(cells[1])) for cells, anchor, found in both if len(cells) > 3]
-    others = [
-        Row(anchor, found, chapters_in(" ".join(re.findall(r"\(([^()]*)\)", cells[2]))))
-        for cells, anchor, found in both
-        if len(cells) == 3
+def notation(page: str) -> list[Row]:
+    """The rows of an anchored page that say what a symbol means; those on letters with a second life are left out."""
+    rows = BeautifulSoup(page, "html.parser").select("tr[id]")
+    cells = {str(row["id"]): [cell.get_text() for cell in row.find_all("td")] for row in rows}
+    return [
+        Row(anchor, tuple(re.findall(r"\\\((.+?)\\\)", symbols)), _chapters(meaning))
+        for anchor, (symbols, meaning, *papers) in cells.items()
+        if len(papers) > 1
     ]
-    return main, others
 
 
-def rows_of(chapter: int, main: list[Row], others: list[Row]) -> dict[str, str]:
+def rows_of(chapter: int, rows: list[Row]) -> dict[str, str]:
     """The anchor of every symbol that is linked in a chapter.
 
     A row that names its chapters counts in these, any other for symbols with an index only, since single letters change
-    their meaning. Where a letter has a second life besides, the row leads that has both.
+    their meaning.
     """
-    found = {s: row.anchor for row in main if row.chapters is None for s in row.symbols if INDEXED.search(s)}
-    for row in [row for row in main[::-1] if chapter in (row.chapters or ())]:
-        found |= dict.fromkeys(row.symbols, row.anchor)
-    for row in [row for row in others if chapter in (row.chapters or ())]:
-        found |= {symbol: row.anchor for symbol in row.symbols if symbol in found}
-    return found
+    found = {s: row.anchor for row in rows if row.chapters is None for s in row.symbols if INDEXED.search(s)}
+    here = [row for row in rows if chapter in (row.chapters or ())]
+    return found | {symbol: row.anchor for row in reversed(here) for symbol in row.symbols}
 
 
 def with_symbols(page: str, anchors: dict[str, str], address: str) -> str:

@@ -378,7 +378,7 @@ def test_the_output_gives_the_hidden_gate_away(browser):
         press("It is full softmax")
         press("It is renormalized")
         assert says() == said  # one answer for a layer
-        seen |= set(re.findall(r"^Right: F (?:stays|changes), so it is ([a-z ]+)\.", said))
+        seen |= set(re.findall(r"^Right \(\d of \d\): F (?:stays|changes), so it is ([a-z ]+)\.", said))
     assert seen == {"renormalized", "full softmax"}
     tab.context.close()
 
