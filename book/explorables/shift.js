@@ -41,6 +41,7 @@
       const [before, after] = [softmax(h), softmax(y)];
       const plane = plot(0, {
         x: [-1.25, 1.25], y: [-1.25, 1.25], equal: true, xlabel: "first coordinate", ylabel: "second coordinate",
+        keys: [["ink", "c; ring: mean row"]],
       });
       const tip = x.map((t) => t / LENGTH);
       plane.arrow([0, 0], tip, "muted");
@@ -51,7 +52,6 @@
         plane.dot(...rows[m], expert(m), true);
       });
       plane.dot(...mean(rows), "ink", true);
-      plane.text(...mean(rows), "mean", "end", [-9, 5]);
       plane.grip(...tip, "muted", (s, t) => ({ angle: (Math.atan2(t, s) * 180 / Math.PI + 360) % 360 }));
       plane.grip(...c, "ink", (s, t) => ({ c1: s, c2: t }));
       const above = tip[1] >= c[1];  // the names stand on the sides that face away from the other vector

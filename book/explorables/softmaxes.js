@@ -44,15 +44,15 @@
 
   Explorable.add("softmaxes", {
     title: "The renormalized gate reports zero",
-    says: "Move a logit at K = 1: the renormalized gate stays at 1. Then drag the threshold b of the other layer: by how "
-      + "much does backpropagation miss the slope of each risk?",
+    says: "Move a logit at K = 1: the renormalized gate stays at 1. Then drag the threshold b: by how much does "
+      + "backpropagation miss each slope?",
     shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
-      { heading: "Four experts: their gates" },
+      { heading: "Gates of four experts" },
       logit(1, 1.2), logit(2, 0.4), logit(3, -0.3), logit(4, -1),
       { key: "K", label: "selected experts", value: "1", choices: { 1: "K = 1", 2: "K = 2" } },
-      { heading: "Two experts, K = 1: the risk" },
+      { heading: "Risk of two experts, K = 1" },
       { key: "b", label: "threshold b:", min: -EDGE, max: EDGE, step: 0.05, value: 0.5 },
     ],
     height: 330,
@@ -83,10 +83,8 @@
       const sums = `Renormalized gates sum to ${sum(own)}, full-softmax gates to ${sum(all)}.`;
       if (b === 0) return `${sums} At b = 0 both risks have a kink and no slope.`;
       const [ours, theirs] = [true, false].map((kind) =>
-        `${kind ? reported(b, kind) : number(reported(b, kind))} for ${number(slope(b, kind))}`);
-      const missed = [true, false].map((kind) => number(slope(b, kind) - reported(b, kind)));
-      return `${sums} At b = ${number(b)} backpropagation reports ${ours} (renormalized) and ${theirs} (full softmax): `
-        + `it misses ${missed[0]} and ${missed[1]}, from the inputs that change experts.`;
+        `${number(slope(b, kind))}, of which ${kind ? reported(b, kind) : number(reported(b, kind))} is reported`);
+      return `${sums} Slope of the risk at b = ${number(b)}: renormalized ${ours}; full softmax ${theirs}.`;
     },
     formulas: { gates, risk, slope, reported },
   });

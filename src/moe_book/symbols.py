@@ -95,7 +95,8 @@ def with_symbols(page: str, anchors: dict[str, str], address: str) -> str:
         if inside or symbol in linked or symbol not in anchors:
             return found[0]
         linked.add(symbol)
-        return f'<a class="symbol" href="{address}#{anchors[symbol]}">\\({found["formula"]}\\)</a>'
+        said = " ".join(re.findall(r"[A-Za-z0-9]+", symbol))  # what is read out: no reader takes a name from MathML
+        return f'<a class="symbol" aria-label="{said}" href="{address}#{anchors[symbol]}">\\({found["formula"]}\\)</a>'
 
     start, end = page.find("<article"), page.find("</article>")
     return page[:start] + TOKEN.sub(link, page[start:end]) + page[end:] if start >= 0 else page

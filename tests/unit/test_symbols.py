@@ -50,7 +50,7 @@ def test_the_first_use_in_a_section_is_linked_and_none_in_headings_links_and_tab
         f"<h2>{K}</h2><figcaption>{K}</figcaption><p>{K} {SPAN.format('K=2')}</p></article>"
     )
     found = with_symbols(page, {"K": "symbol-K"}, "notation.html")
-    link = '<a class="symbol" href="notation.html#symbol-K">\\(K\\)</a>'
+    link = '<a class="symbol" aria-label="K" href="notation.html#symbol-K">\\(K\\)</a>'
     assert found.replace(link, "!") == (
         f"<p>{K}</p><article><h1>On {K}</h1><p><a href='#'>{K}</a> !, {K}</p><table><td>{K}</td></table>"
         f"<h2>{K}</h2><figcaption>{K}</figcaption><p>! {SPAN.format('K=2')}</p></article>"
