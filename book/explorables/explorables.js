@@ -375,7 +375,7 @@ const Explorable = (() => {
     const controls = spec.handles.map((handle) => control(handle, change, () => state, sliders));
     const again = element("button", { type: "button" }, "Start again");
     again.addEventListener("click", () => change(start));
-    const title = element("h3", { id: `explorable-${name}` }, spec.title);
+    const title = element("p", { id: `explorable-${name}`, class: "explorable-title" }, spec.title);
     const isButton = ({ press, plays }) => Boolean(press || plays);
     const made = (buttons) => controls.filter((_, i) => isButton(spec.handles[i]) === buttons).map((c) => c.made);
     place.replaceChildren(element(

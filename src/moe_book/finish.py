@@ -32,6 +32,11 @@ HELD = re.compile(
 
 ICON = re.compile(r'<(?P<tag>i|span) class="(?P<names>[^"]*\bfa-[^"]*)"(?P<rest>[^>]*)></(?P=tag)>')
 DRAWN = re.compile(r'[,{]"?([a-z-]+)"?:\[(\d+),(\d+),\[[^\]]*\],"[0-9a-f]+","([^"]+)"')
+#: A picture without a size: its file, or as many letters as say its size.
+PICTURE = re.compile(
+    r'<img(?P<rest>(?:(?! width=)[^>])*? src="(?:data:image/png;base64,(?P<head>[\w+/]{32})|(?P<file>[^":]+\.png)))'
+    r'(?=[^"]*"(?:(?! width=)[^>])*>)'
+)
 NOTATION = "book/notation.html"
 FONT = ("fa-solid", "fas")  # names that ask for the font of icons, which has 156 kB
 SIZE = "fa-lg"
@@ -49,7 +54,7 @@ MENDED = [
     (
         r'<div class="claim-card ([^"]*)" id="(claim-[^"]*)"><p class="claim-head">',
         r'<div class="claim-card \1" id="\2" role="group" aria-labelledby="\2-head">'
-        r'<p class="claim-head" id="\2-head" role="heading" aria-level="4">',
+        r'<p class="claim-head" id="\2-head" role="heading" aria-level="3">',
     ),
     (r'(<th[^>]*) halign="(\w+)"', r'\1 style="text-align: \2"'),
     (r'(<th[^>]*) valign="(\w+)"', r'\1 style="vertical-align: \2"'),
@@ -117,6 +122,22 @@ def mended(page: str) -> str:
     return page
 
 
+def size(png: bytes) -> str:
+    """Width and height of a picture as attributes, from its head: its place is kept free until it is there."""
+    width, height = (int.from_bytes(png[at : at + 4]) for at in (16, 20))
+    return f'width="{width}" height="{height}"'
+
+
+def with_sizes(page: str, folder: Path) -> str:
+    """Pictures with their sizes; their files lie where the page, which is in a folder, says."""
+
+    def sized(found: re.Match) -> str:
+        head = base64.b64decode(found["head"]) if found["head"] else (folder / found["file"]).read_bytes()
+        return f"<img {size(head)}{found['rest']}"
+
+    return PICTURE.sub(sized, page)
+
+
 def with_files(page: str, folder: Path, up: str) -> str:
     """Pictures for a phone as files of a folder `up` from the page, which no other reader loads."""
 
@@ -125,7 +146,7 @@ def with_files(page: str, folder: Path, up: str) -> str:
         path = folder / "_images" / f"{hashlib.sha256(data).hexdigest()[:16]}.png"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-        return f'{found[1]}srcset="{up}_images/{path.name}"'
+        return f'{found[1]}{size(data)} srcset="{up}_images/{path.name}"'
 
     return re.sub(r'(<source [^>]*)srcset="data:image/png;base64,([\w+/=]+)"', put, page)
 
@@ -143,4 +164,5 @@ def finish(folder: Path) -> None:
             if chapter := re.match(r"\d+", path.name):
                 page = with_symbols(page, rows_of(int(chapter[0]), rows), up + NOTATION)
         page = joined(mended(with_icons(with_formulas(page), library)))
-        path.write_text(with_files(with_letters(page), folder, up), encoding="utf-8")
+        page = with_sizes(with_files(with_letters(page), folder, up), path.parent)
+        path.write_text(page, encoding="utf-8")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from bs4 import BeautifulSoup
 
+from moe_book.mathml import mathml
+
 LAST = 26  # chapter
 
 SPAN = r'<span class="math notranslate nohighlight">\\\((?P<formula>[^<]+?)\\\)</span>'
@@ -95,7 +97,7 @@ def with_symbols(page: str, anchors: dict[str, str], address: str) -> str:
         if inside or symbol in linked or symbol not in anchors:
             return found[0]
         linked.add(symbol)
-        said = " ".join(re.findall(r"[A-Za-z0-9]+", symbol))  # what is read out: no reader takes a name from MathML
+        said = re.sub(r"<[^>]+>", "", mathml(symbol))  # what is read out: no reader takes a name from MathML
         return f'<a class="symbol" aria-label="{said}" href="{address}#{anchors[symbol]}">\\({found["formula"]}\\)</a>'
 
     start, end = page.find("<article"), page.find("</article>")

@@ -20,8 +20,8 @@ ASKED = {
     "Lemma 5.1": "notebooks/03_smooth_routing.html#thm-smooth-paper",
     # "At even load the balancing loss on softmax probabilities has no slope", with the gradient at any load
     "load balancing loss gradient": "notebooks/07_load_normalization.html#at-even-load-the-loss-is-flat",
-    # the slope of the output in the logits, "all that a loss of the output can tell the router", measured
-    "is my router learning anything": "notebooks/appendix/26_details.html#one-expert-divided-by-itself-learns-nothing",
+    # "A slope below the limit means that the router learns nothing from the task"
+    "is my router learning anything": "notebooks/26_your_own_moe.html#three-tests-show-what-a-layer-computes",
     # Theorem 14.1: zero exactly where the selected experts agree, at K = 1 always
     "does top-k then softmax train": "notebooks/14_order_of_operations.html#when-it-is-zero",
     # the book's own; a paper's result has the paper's name before it
@@ -29,7 +29,9 @@ ASKED = {
     "chen-lem-5.1": "notebooks/03_smooth_routing.html#claim-chen-lem-5.1",
     "auxiliary loss": "notebooks/07_load_normalization.html#at-even-load-the-loss-is-flat",
     "load-balancing loss": "notebooks/07_load_normalization.html#at-even-load-the-loss-is-flat",
-    "expert collapse": "notebooks/26_your_own_moe.html#pooled-balance-can-hide-collapse",
+    "expert collapse": "notebooks/appendix/06_details.html#balancing-the-load-helps-linear-experts",
+    "global load balancing": "notebooks/26_your_own_moe.html#pooled-balance-can-hide-collapse",
+    "top-k softmax order": "notebooks/14_order_of_operations.html#one-number-between-the-two-orders",
     "dead experts": "notebooks/05_router_centers.html#in-practice",
     "top-2": "notebooks/25_which_router.html#one-expert-before-or-after",
     "router z-loss": "notebooks/21_identifiability.html#trained-twice",

@@ -1,11 +1,12 @@
 """What is done to rendered pages: formulas, icons, mended HTML."""
 
+import base64
 import re
 
 import pytest
 from bs4 import BeautifulSoup
 
-from moe_book.finish import mended, with_files, with_formulas, with_icons
+from moe_book.finish import mended, with_files, with_formulas, with_icons, with_sizes
 from moe_book.mathml import mathml
 
 LIBRARY = (
@@ -136,3 +137,16 @@ def test_pictures_for_a_phone_become_files(tmp_path):
     done = with_files(page, tmp_path, "../")
     name = done.partition('srcset="../_images/')[2].partition('"')[0]
     assert (tmp_path / "_images" / name).read_bytes() == b"abc" and 'src="data:d"' in done and "YWJj" not in done
+
+
+def test_pictures_have_their_sizes(tmp_path):
+    """Those in the page and those in files; one that has a size keeps it."""
+    data = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + (730).to_bytes(4) + (525).to_bytes(4) + b"more"
+    (tmp_path / "a.png").write_bytes(data)
+    inside = base64.b64encode(data).decode()
+    page = f'<img alt="a" src="a.png"/><img src="data:image/png;base64,{inside}" alt="b"><img src="a.png" width="9">'
+    sized = 'width="730" height="525"'
+    assert with_sizes(page, tmp_path) == (
+        f'<img {sized} alt="a" src="a.png"/><img {sized} src="data:image/png;base64,{inside}" alt="b">'
+        '<img src="a.png" width="9">'
+    )

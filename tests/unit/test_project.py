@@ -322,7 +322,7 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "mathml": set(),
     "previews": set(),
     "reading": set(),
-    "symbols": set(),
+    "symbols": {"mathml"},
     "finish": {"mathml", "reading", "symbols"},
     "extension": {"__init__", "notebooks", "search", "the library"},
     "publish": {"build", "claims", "extension", "glue", "notebooks", "pages"},
