@@ -41,7 +41,7 @@ def chapters_in(text: str) -> frozenset[int]:
 def _chapters(meaning: str) -> frozenset[int] | None:
     """The chapters of a row of the first table; None where one of its meanings stands for all of the others."""
     parts = [re.findall(r"chapters? ([\d, toand]+)", part) for part in meaning.split(";")]
-    return chapters_in(" ".join(sum(parts, []))) if all(parts) else None
+    return chapters_in(" ".join(map(" ".join, parts))) if all(parts) else None
 
 
 def with_anchors(page: str) -> str:
