@@ -11,7 +11,7 @@ from pathlib import Path
 from bs4 import BeautifulSoup, Tag
 
 #: What is shown, by what a link leads to.
-SHOWN = "div.proof.admonition[id], div.math[id], .claim-card[id], .citation[id], tr[id^=symbol-]:has(td + td + td + td)"
+SHOWN = "div.proof.admonition[id], div.math[id], .claim-card[id], .citation[id], tr[id^=symbol-]"
 #: What a preview has no use for: the chapters of a symbol, in which its link stands, and parts of other targets.
 CHAPTERS = r" \((?:from )?chapters?[^()]*\)"
 LEFT = "a.headerlink, details, .claim-links, .claim-card > table, .backrefs, script"

@@ -12,6 +12,7 @@ from bs4 import BeautifulSoup
 from moe_book.mathml import mathml
 
 LAST = 26  # chapter
+COLUMNS = 4  # at least, of the table that says what symbols mean in book and papers; others have fewer
 
 SPAN = r'<span class="math notranslate nohighlight">\\\((?P<formula>[^<]+?)\\\)</span>'
 #: Lone formulas, sections, and what holds words that are no running text.
@@ -45,12 +46,12 @@ def _chapters(meaning: str) -> frozenset[int] | None:
 
 
 def with_anchors(page: str) -> str:
-    """The page of notation, each row of symbols with an address of its own."""
+    """The page of notation, each row of its table of symbols with an address of its own."""
     taken: dict[str, int] = {}
 
     def anchored(found: re.Match) -> str:
-        cell = page[found.end() :].split("</td>")[0]
-        if not (symbol := re.search(SPAN, cell)):
+        cells = page[found.end() : page.index("</tr>", found.end())].split("</td>")
+        if len(cells) <= COLUMNS or not (symbol := re.search(SPAN, cells[0])):
             return found[0]
         name = "symbol-" + "-".join(re.findall(r"[A-Za-z0-9]+", symbol["formula"]))
         taken[name] = taken.get(name, 0) + 1
@@ -61,13 +62,12 @@ def with_anchors(page: str) -> str:
 
 
 def notation(page: str) -> list[Row]:
-    """The rows of an anchored page that say what a symbol means; those on letters with a second life are left out."""
+    """The rows of an anchored page."""
     rows = BeautifulSoup(page, "html.parser").select("tr[id]")
     cells = {str(row["id"]): [cell.get_text() for cell in row.find_all("td")] for row in rows}
     return [
         Row(anchor, tuple(re.findall(r"\\\((.+?)\\\)", symbols)), _chapters(meaning))
-        for anchor, (symbols, meaning, *papers) in cells.items()
-        if len(papers) > 1
+        for anchor, (symbols, meaning, *_) in cells.items()
     ]
 
 
