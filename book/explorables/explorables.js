@@ -219,7 +219,7 @@ const Explorable = (() => {
         const text = shape(this.svg, "text", {}, words), width = 32 + text.getComputedTextLength();
         if (x + width > this.place.right) [x, y] = [this.place.left, y + 20];
         const area = style === "area", paint = { [area ? "fill" : "stroke"]: colour(name) };
-        const d = `M${x} ${y}h26${area ? "v-7h-26v14h26z" : ""}`;
+        const d = area ? `M${x} ${y - 7}h26v14h-26z` : `M${x} ${y}h26`;
         shape(this.svg, "path", { d, class: area ? "area" : `line ${style}`, ...paint });
         text.setAttribute("x", x + 32);
         text.setAttribute("y", y + 5);

@@ -81,7 +81,7 @@
     const { h, j, now } = seen(state);
     const plot = kit.plot(1, {
       x: [0.4, 6.6], y: [LOW, 3], xticks: [1, 2, 3, 4, 5, 6], xlabel: "expert", ylabel: "logit",
-      keys: [["measured", "selected"], ["reference", "not"], ["bound", "lowered; circle: before"]],
+      keys: [["measured", "selected"], ["reference", "not selected"], ["bound", "lowered; circle: before"]],
     });
     now.forEach((hi, i) => plot.bar(i + 1, hi, 0.6, i === j ? "bound" : selected(h)[i] ? "measured" : "reference", LOW));
     plot.dot(j + 1, h[j], "ink", true);

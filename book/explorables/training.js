@@ -37,6 +37,9 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
     },
     readout({ at }) {
       const likely = sent[at].map((row) => Math.max(...row)), whom = likely.map((p, k) => sent[at][k].indexOf(p) + 1);
+      if (Math.max(...likely) < 1.5 / M) {
+        return `At step ${steps[at]} each cluster goes to all ${M} experts about equally often (chapter 5).`;
+      }
       return `At step ${steps[at]} the likeliest experts of clusters 1 to ${K} are ${listed(whom)}, with probabilities `
         + `${listed(likely.map((p) => number(p)))} (chapter 5).`;
     },
