@@ -1,6 +1,7 @@
 // Filters, scrolling boxes that the keyboard reaches, figures that move. No library, no network.
 
-// A filter shows the rows that have all that is chosen, all words that are written among it. A row is what is shown or not, with its words and its marks.
+// A filter shows the rows that have all that is chosen, and every word that is written. A row is what is shown or not,
+// with its words and its marks.
 function filterRows(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
   const plain = (text) => text.toLowerCase().replaceAll(/[-‐–]/g, " ");

@@ -1,6 +1,6 @@
 // Figures that move. `Explorable.add(name, spec)` fills every <div class="explorable" data-explorable="name"> of the
 // page. A state is {key: value}, one value for each handle. A spec holds
-//   title     heading; says: one sentence, what to try; shows: one sentence, what the picture shows (for the ear)
+//   title     heading; says: what to try; shows: one sentence, what the picture shows (for the ear)
 //   handles   in order: {key, label, min, max, step, value, text?: (value, state) => words after the label}, a slider;
 //             {key, label, value, choices: {value: words}}, a list; {label, press: (state) => changes}, a button;
 //             {label, plays: key of a slider, seconds}, a button that moves it from end to end; {heading}, words above
@@ -17,9 +17,9 @@
 //   state     {key: value}, what else a state has at the start, for buttons to change
 //   readout   (state) => the result in one sentence, with its numbers; source: [words, address], a link at its words
 //   formulas  {name: pure function}, for tests as Explorable.formulas[name of the explorable][name of the function]
-// Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed" and, in keys, "area".
-// A line of custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour, mass(x), normals(seed) and
-// remembered(function of the state) help.
+// Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed" and,
+// in keys, "area". A line of custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour,
+// mass(x), normals(seed) and remembered(function of the state) help.
 
 const Explorable = (() => {
   const NS = "http://www.w3.org/2000/svg";
