@@ -30,8 +30,8 @@ function filterRows(form, rows) {
 // Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for
 // them, and without the claims that one rests on.
 function ledgerRows() {
-  const texts = (row) => [...row.cells].map((cell) =>
-    (cell.querySelector(".claim-box, .claim-rest") ? cell.firstChild.textContent : cell.innerText));
+  const said = (cell) => (cell.querySelector(".claim-box, .claim-rest") ? cell.firstChild : cell.querySelector("summary") ?? cell);
+  const texts = (row) => [...row.cells].map((cell) => said(cell).textContent);
   return [...document.querySelectorAll("table.ledger tbody tr")].map((row) => (
     { parts: [row], marks: row.dataset, words: [...texts(row), row.dataset.places].join("\n").toLowerCase() }));
 }
@@ -41,7 +41,7 @@ function glossaryRows() {
   return [...document.querySelectorAll("dl.glossary > dd")].map((answer) => {
     const parts = [answer];
     while (parts[0].previousElementSibling?.matches("dt")) parts.unshift(parts[0].previousElementSibling);
-    return { parts, marks: {}, words: parts.map((part) => part.innerText).join("\n").toLowerCase() };
+    return { parts, marks: {}, words: parts.map((part) => part.textContent).join("\n").toLowerCase() };
   });
 }
 
@@ -57,33 +57,24 @@ function lightNeighbours(map) {
   ["pointerover", "pointerleave", "focusin", "focusout"].forEach((kind) => map.addEventListener(kind, light));
 }
 
-// Everything is measured before anything is changed, or each change would lay the page out anew.
-// A box that scrolls sideways can be reached with the keyboard, and says that it goes on.
-function markAll() {
-  const boxes = [...document.querySelectorAll(BOXES)];
-  const scrolls = boxes.map((box) => {
-    const wider = box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 4;
-    return wider && ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
+// A box that scrolls sideways can be reached with the keyboard, and says that it goes on. The browser tells sizes when it
+// has laid the page out: nothing is laid out for the question, and nothing in a fold before it is opened.
+function markScrolling(boxes) {
+  const sizes = new ResizeObserver((changes) => {
+    const scrolls = changes.map(({ target }) => target.clientWidth > 0 && target.scrollWidth > target.clientWidth + 4
+      && ["auto", "scroll"].includes(getComputedStyle(target).overflowX));
+    changes.forEach(({ target }, k) => {
+      target.classList.toggle("scrolls", scrolls[k]);
+      if (scrolls[k]) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+    });
   });
-  boxes.forEach((box, k) => {
-    box.classList.toggle("scrolls", scrolls[k]);
-    if (scrolls[k]) box.tabIndex = 0;
-    else box.removeAttribute("tabindex");
-  });
+  boxes.forEach((box) => sizes.observe(box));
 }
 
 const BOXES = "article pre, article div.math > math, article .claim-card, article .erratum, "
   + "article :is(figure, div).book-figure, article figure.align-default, article .erratum table, "
   + "article .pst-scrollable-table-container, article .table-wrapper";
-
-// Buttons of the theme are named by what they show, and its lists hold items.
-function mendTheme() {
-  document.querySelectorAll(".citation-list[role=list] > *").forEach((entry) => entry.setAttribute("role", "listitem"));
-  document.querySelectorAll("button[aria-label]").forEach((button) => {
-    const shown = button.innerText.trim().replace(/\s+/g, " ");
-    if (shown && !button.getAttribute("aria-label").includes(shown)) button.setAttribute("aria-label", shown);
-  });
-}
 
 // What an address leads to is shown, though it stands in a fold.
 function openFolds() {
@@ -200,11 +191,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const form = document.querySelector("form.filter");
   if (form) filterRows(form, [...ledgerRows(), ...glossaryRows()]);
   document.querySelectorAll(".claim-map").forEach(lightNeighbours);
-  mendTheme();
-  markAll();
+  markScrolling(document.querySelectorAll(BOXES));
   openFolds();
   addEventListener("hashchange", openFolds);
-  // A window that changes, a sidebar that moves, a fold that is opened.
-  new ResizeObserver(markAll).observe(article ?? document.body);
 });
-addEventListener("load", markAll);

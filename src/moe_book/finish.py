@@ -37,6 +37,16 @@ PICTURE = re.compile(
     r'<img(?P<rest>(?:(?! width=)[^>])*? src="(?:data:image/png;base64,(?P<head>[\w+/]{32})|(?P<file>[^":]+\.png)))'
     r'(?=[^"]*"(?:(?! width=)[^>])*>)'
 )
+LOADED = re.compile(r"\s*(?:<link rel=\"stylesheet\"[^>]*>|<script\b[^>]*>[^<]*</script>)")
+#: Styles and scripts that Sphinx's extensions put on every page, and what on a page needs them.
+EXTRAS = [
+    (r"sphinx-design|design-tabs", r'class="(?:[^"]* )?sd-'),
+    (r"togglebutton|toggleHint|toggleOpenOnPrint", r'class="(?:[^"]* )?(?:toggle[ "]|admonition [^"]*dropdown)'),
+]
+#: A script that is loaded before the page is read on; a script in the page asks the first of them for its object.
+WAITED = re.compile(r'<script (?=(?:data-[\w-]+="[^"]*" )?src="[^"]*_static/(?!documentation_options))')
+#: Rules for icons of a font, a third of the theme's styles.
+ICON_RULE = re.compile(r"(?<=[{};/])(?:\.fa[a-z0-9]*(?:-[\w-]+)?(?:::?[a-z-]+)?,?)+\{[^{}]*\}")
 NOTATION = "book/notation.html"
 FONT = ("fa-solid", "fas")  # names that ask for the font of icons, which has 156 kB
 SIZE = "fa-lg"
@@ -67,6 +77,11 @@ MENDED = [
         r'<meta http-equiv="refresh" content="0; url=\1"></head><body><a href="\1">The book</a></body></html>',
     ),
     (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
+    # the theme's button is named by what it shows, and its lists hold items
+    (r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"', r"\1"),
+    (r'(<div class="citation"[^>]*) role="doc-biblioentry"', r'\1 role="listitem"'),
+    # parts of code in the colour of all code: more than half of a chapter's elements
+    (r'<span class="[npw]">([^<]*)</span>', r"\1"),
     # the title for paper is no second heading
     (r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>(.*?)</h1>', r"\1<p>\2</p>"),
 ]
@@ -122,6 +137,16 @@ def mended(page: str) -> str:
     return page
 
 
+def with_light_head(page: str) -> str:
+    """A page that is shown before its scripts are there, without styles and scripts that nothing on it needs."""
+    unneeded = [names for names, need in EXTRAS if not re.search(need, page)]
+
+    def kept(found: re.Match) -> str:
+        return "" if any(re.search(names, found[0]) for names in unneeded) else found[0]
+
+    return WAITED.sub("<script defer ", LOADED.sub(kept, page))
+
+
 def size(png: bytes) -> str:
     """Width and height of a picture as attributes, from its head: its place is kept free until it is there."""
     width, height = (int.from_bytes(png[at : at + 4]) for at in (16, 20))
@@ -153,7 +178,10 @@ def with_files(page: str, folder: Path, up: str) -> str:
 
 def finish(folder: Path) -> None:
     """Finish every page of a rendered book."""
-    library = (folder / "_static" / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
+    static = folder / "_static"
+    library = (static / "scripts" / "fontawesome.js").read_text(encoding="utf-8")
+    styles = static / "styles" / "pydata-sphinx-theme.css"
+    styles.write_text(ICON_RULE.sub("", styles.read_text(encoding="utf-8")), encoding="utf-8")
     symbols = folder / NOTATION
     symbols.write_text(with_anchors(symbols.read_text(encoding="utf-8")), encoding="utf-8")
     rows = notation(symbols.read_text(encoding="utf-8"))
@@ -164,5 +192,5 @@ def finish(folder: Path) -> None:
             if chapter := re.match(r"\d+", path.name):
                 page = with_symbols(page, rows_of(int(chapter[0]), rows), up + NOTATION)
         page = joined(mended(with_icons(with_formulas(page), library)))
-        page = with_sizes(with_files(with_letters(page), folder, up), path.parent)
+        page = with_sizes(with_files(with_letters(with_light_head(page)), folder, up), path.parent)
         path.write_text(page, encoding="utf-8")

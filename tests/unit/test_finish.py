@@ -6,7 +6,7 @@ import re
 import pytest
 from bs4 import BeautifulSoup
 
-from moe_book.finish import mended, with_files, with_formulas, with_icons, with_sizes
+from moe_book.finish import ICON_RULE, mended, with_files, with_formulas, with_icons, with_light_head, with_sizes
 from moe_book.mathml import mathml
 
 LIBRARY = (
@@ -114,6 +114,36 @@ def test_what_browsers_stumble_over_is_mended():
     )
     assert card.div["role"] == "group" and card.p["role"] == "heading" and card.div["aria-labelledby"] == card.p["id"]
     assert mended('<script defer src="a/scripts/fontawesome.js?d=1"></script>') == ""
+    code = '<span class="n">a</span><span class="o">=</span><a href="b"><span class="n">b</span></a><span class="p">(</span>'
+    assert mended(code) == 'a<span class="o">=</span><a href="b">b</a>('
+
+
+HEAD = """<link rel="stylesheet" href="_static/sphinx-design.min.css?v=6" />
+<script src="_static/documentation_options.js"></script><script src="_static/doctools.js?v=9"></script>
+<script>var togglebuttonSelector = '.toggle, .admonition.dropdown';</script><script src="_static/togglebutton.js"></script>
+<script>DOCUMENTATION_OPTIONS.pagename = 'a';</script>"""
+
+
+@pytest.mark.parametrize(
+    ("body", "loaded"),
+    [
+        ('<p class="sidebar-toggle">', []),
+        ('<p class="sd-card">', ["sphinx-design"]),
+        ('<div class="admonition note dropdown">', ["togglebuttonSelector", "togglebutton.js"]),
+    ],
+)
+def test_a_page_loads_what_it_needs_and_waits_for_no_script(body, loaded):
+    page = with_light_head(f"{HEAD}{body}")
+    for name in ("sphinx-design", "togglebuttonSelector", "togglebutton.js"):
+        assert (name in page) == (name in loaded)
+    head = BeautifulSoup(page, "html.parser")
+    waiting = [script["src"] for script in head.select("script[src]:not([defer])")]
+    assert waiting == ["_static/documentation_options.js"] and "_static/doctools.js?v=9" in page and "pagename" in page
+
+
+def test_rules_for_icons_of_a_font_are_gone():
+    kept = "a{b:c}.svg-inline--fa.fa-lg{d:e}.pst .fa-x{f:g}"
+    assert ICON_RULE.sub("", f'/*!*/.fa,.fas{{h:i}}{kept}.fa-x:before{{--fa:"j"}}.fa-y::after{{k:l}}') == f"/*!*/{kept}"
 
 
 def test_attributes_that_html_has_given_up_are_styles_or_gone():
