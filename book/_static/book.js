@@ -163,20 +163,21 @@ function showPreviews(article) {
   addEventListener("keydown", ({ key }) => { if (key === "Escape") hide(); });
 }
 
-// How to cite a claim or a page: a line below the button, copied where the browser allows it.
+// How to cite a claim or a page: a line below the button, copied where the browser allows it, and an entry of BibTeX.
 function citeWhenAsked(article) {
   const said = (name) => document.querySelector(`meta[name="${name}"], meta[property="${name}"]`)?.content;
-  const address = said("og:url") ?? location.href.split(/[?#]/)[0].replace(ROOT, "");
+  const page = said("og:url") ?? location.href.split(/[?#]/)[0].replace(ROOT, "");
   article.addEventListener("click", async ({ target }) => {
     const button = target.closest("button.cite"), card = target.closest(".claim-card");
     if (!button) return;
     const what = card ? `claim ${card.id.replace("claim-", "")}` : `“${said("og:title")}”`;
-    const line = `${said("citation")}, ${what}, ${address}${card ? `#${card.id}` : ""}`;
-    const below = button.closest("p");
-    if (!below.nextElementSibling?.matches(".citation-line"))
-      below.after(Object.assign(document.createElement("output"), { className: "citation-line" }));
+    const address = `${page}${card ? `#${card.id}` : ""}`, line = `${said("citation")}, ${what}, ${address}`;
+    const entry = said("bibtex").replace(/\n}$/, `,\n  note    = {${what}, ${address}}\n}`);
     const copied = await navigator.clipboard?.writeText(line).then(() => "Copied: ", () => "");
-    below.nextElementSibling.value = `${copied ?? ""}${line}`;
+    const below = button.closest("p"), made = (name, set) => Object.assign(document.createElement(name), set);
+    const lines = below.nextElementSibling?.matches(".cited") ? below.nextElementSibling : made("div", { className: "cited" });
+    lines.replaceChildren(made("output", { value: `${copied ?? ""}${line}` }), made("output", { value: entry }));
+    below.after(lines);
   });
 }
 

@@ -20,7 +20,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import nbformat
-import yaml
 
 from moe_book import api, claims, pages, previews, search
 from moe_book.decisions import decisions
@@ -245,8 +244,7 @@ def stage(source: Path, config: str) -> dict:
     wanted["_static/front.png"] = pages.picture(EXECUTED)
     wanted["book/references.bib"] = (ROOT / "book" / "references.bib").read_bytes()
     generated = {**pages.generated(ledger, boxes), "api.md": api.page()}
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    generated["_citations.md"] = pages.citations(citation, yaml.safe_load(config)["copyright"])
+    generated["_citations.md"] = pages.citations()
     wanted |= {f"book/{name}": put_in(text, numbers).encode() for name, text in {**prose, **generated}.items()}
     if source.exists():
         for stale in {p for p in source.rglob("*") if p.is_file()} - {source / w for w in wanted}:

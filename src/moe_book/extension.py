@@ -11,7 +11,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 import nbformat
-import yaml
 from docutils import nodes
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.plain import Style
@@ -21,12 +20,12 @@ from sphinx_external_toc.collectors import TocTreeCollectorWithStyles as Collect
 
 import moe_book
 import moe_theory
+from moe_book import citing
 from moe_book.notebooks import label
 from moe_book.search import plain_formula
 
 PACKAGE_NAMES = ("moe_theory", "moe_book")
 PACKAGES = [Path(package.__file__).parent for package in (moe_theory, moe_book)]
-CITATION = Path(moe_book.__file__).parents[2] / "CITATION.cff"
 DESCRIBED = 160  # characters that a search engine shows of a page's description
 
 
@@ -94,19 +93,12 @@ def describe(app, pagename, templatename, context, doctree):
         "og:type": "website" if front else "article",
         "og:url": context.get("pageurl") or "",
     }
-    named = {"description": about, "citation": citation(app.config.html_context.get("commit", ""))}
+    commit = app.config.html_context.get("commit", "")
+    named = {"description": about, "citation": citing.line(commit), "bibtex": citing.bibtex(commit)}
     context["metatags"] = context.get("metatags", "") + _meta("name", named) + _meta("property", shared)
 
 
 SEARCH = "Search the sections, theorems, verdict boxes and questions of the book."
-
-
-def citation(commit: str) -> str:
-    """How the book is cited, to which a script adds the page or the claim."""
-    cited = yaml.safe_load(CITATION.read_text(encoding="utf-8"))
-    authors = ", ".join(author["name"] for author in cited["authors"])
-    which = f"version {cited['version']}" + f", commit {commit[:12]}" * bool(commit)
-    return f"{authors} ({cited['date-released'].year}). {cited['title']}, {which}"
 
 
 def citable(app, pagename, templatename, context, doctree):

@@ -41,7 +41,10 @@ LOADED = re.compile(r"\s*(?:<link rel=\"stylesheet\"[^>]*>|<script\b[^>]*>[^<]*<
 #: Styles and scripts that Sphinx's extensions put on every page, and what on a page needs them.
 EXTRAS = [
     (r"sphinx-design|design-tabs", r'class="(?:[^"]* )?sd-'),
-    (r"togglebutton|toggleHint|toggleOpenOnPrint", r'class="(?:[^"]* )?(?:toggle[ "]|admonition [^"]*dropdown)'),
+    (
+        r"togglebutton|toggleHint|toggleOpenOnPrint",
+        r'class="(?:[^"]* )?(?:toggle[ "]|admonition [^"]*dropdown|dropdown admonition)',
+    ),
 ]
 #: A script that is loaded before the page is read on; a script in the page asks the first of them for its object.
 WAITED = re.compile(r'<script (?=(?:data-[\w-]+="[^"]*" )?src="[^"]*_static/(?!documentation_options))')

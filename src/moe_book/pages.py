@@ -22,7 +22,7 @@ from bs4 import BeautifulSoup
 from PIL import Image
 from pybtex.database import parse_file
 
-from moe_book import front, manifest, notebooks
+from moe_book import citing, front, manifest, notebooks
 from moe_book import graph as claim_graph
 from moe_book.claims import CRITERION_SET, MIME, NEWS, PAPERS, VERDICTS, registry, slug, table
 from moe_book.claims import Box as VerdictBox
@@ -586,19 +586,11 @@ def gpu_table(folder: Path = RESULTS) -> str:
 # --- how to cite --------------------------------------------------------------------------------
 
 
-def citations(citation: dict, year: str) -> str:
-    """BibTeX entries of the book, from its CITATION.cff and the year, and of the papers, as in references.bib."""
-    fields = {
-        "author": " and ".join(f"{{{author['name']}}}" for author in citation["authors"]),
-        "title": f"{{{citation['title']}}}",
-        "version": citation["version"],
-        "year": year,
-    }
-    lines = ",\n".join(f"  {field:7} = {{{value}}}" for field, value in fields.items())
+def citations() -> str:
+    """BibTeX entries of the book and of the papers, those as in references.bib."""
     written = BIBLIOGRAPHY.read_text(encoding="utf-8")
     found = (re.search(rf"^@\w+{{{key},.*?^}}", written, re.MULTILINE | re.DOTALL) for key in PAPERS if key != "book")
-    papers = [entry[0] for entry in found if entry]
-    entries = "\n\n".join([f"@{citation['type']}{{moe_theory,\n{lines}\n}}", *papers])
+    entries = "\n\n".join([citing.bibtex(), *(entry[0] for entry in found if entry)])
     return f"```bibtex\n{entries}\n```\n"
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from conftest import HTML
 from playwright.sync_api import TimeoutError
+from pybtex.database import parse_string
 from test_book import CHAPTERS, PAGES, barriers, load, opened, read, window
 
 from moe_book import reading
@@ -94,9 +95,13 @@ def test_a_claim_and_a_page_are_cited_by_keyboard(browser):
     }.items():
         tab.focus(button)
         tab.keyboard.press("Enter")
-        tab.wait_for_function("() => document.activeElement.closest('p').nextElementSibling?.value")
-        said = tab.evaluate("() => document.activeElement.closest('p').nextElementSibling.value")
+        tab.wait_for_function("() => document.activeElement.closest('p').nextElementSibling?.matches('.cited')")
+        said, entry = tab.evaluate(
+            "() => [...document.activeElement.closest('p').nextElementSibling.children].map(e => e.value)"
+        )
         assert re.search(r"\(20\d\d\)\. Mixture of Experts, Checked, version \d", said) and said.endswith(line)
+        [found] = parse_string(entry, "bibtex").entries.values()
+        assert found.fields["title"] == "{Mixture of Experts, Checked}" and found.fields["note"] == line
     names = tab.eval_on_selector_all(".claim-card button.cite", "all => all.map(e => e.getAttribute('aria-label'))")
     assert names and len(set(names)) == len(names) and all(name.startswith("cite the claim ") for name in names)
     assert complaints == []

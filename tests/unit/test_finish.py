@@ -114,13 +114,14 @@ def test_what_browsers_stumble_over_is_mended():
     )
     assert card.div["role"] == "group" and card.p["role"] == "heading" and card.div["aria-labelledby"] == card.p["id"]
     assert mended('<script defer src="a/scripts/fontawesome.js?d=1"></script>') == ""
-    code = '<span class="n">a</span><span class="o">=</span><a href="b"><span class="n">b</span></a><span class="p">(</span>'
-    assert mended(code) == 'a<span class="o">=</span><a href="b">b</a>('
+    code = '<span class="n">a</span><span class="o">=</span><a><span class="n">b</span></a><span class="p">(</span>'
+    assert mended(code) == 'a<span class="o">=</span><a>b</a>('
 
 
 HEAD = """<link rel="stylesheet" href="_static/sphinx-design.min.css?v=6" />
 <script src="_static/documentation_options.js"></script><script src="_static/doctools.js?v=9"></script>
-<script>var togglebuttonSelector = '.toggle, .admonition.dropdown';</script><script src="_static/togglebutton.js"></script>
+<script>var togglebuttonSelector = '.toggle, .admonition.dropdown';</script>
+<script src="_static/togglebutton.js"></script>
 <script>DOCUMENTATION_OPTIONS.pagename = 'a';</script>"""
 
 
@@ -130,6 +131,7 @@ HEAD = """<link rel="stylesheet" href="_static/sphinx-design.min.css?v=6" />
         ('<p class="sidebar-toggle">', []),
         ('<p class="sd-card">', ["sphinx-design"]),
         ('<div class="admonition note dropdown">', ["togglebuttonSelector", "togglebutton.js"]),
+        ('<div class="proof dropdown admonition">', ["togglebuttonSelector", "togglebutton.js"]),
     ],
 )
 def test_a_page_loads_what_it_needs_and_waits_for_no_script(body, loaded):

@@ -241,7 +241,7 @@ def test_each_place_in_a_paper_has_its_full_name(claim):
 
 def test_bibtex_of_the_book_and_of_the_papers_can_be_read():
     citation = yaml.safe_load((build.ROOT / "CITATION.cff").read_text())
-    shown = pages.citations(citation, "2026").removeprefix("```bibtex\n").removesuffix("```\n")
+    shown = pages.citations().removeprefix("```bibtex\n").removesuffix("```\n")
     entries = parse_string(shown, "bibtex").entries
     assert list(entries) == ["moe_theory", *(key for key in claims.PAPERS if key != "book")]
     book = entries.pop("moe_theory")

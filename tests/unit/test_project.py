@@ -303,7 +303,8 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "speed": {"manifest", "the library"},
     "sabotage": {"claims", "figures", "experiments", "manifest", "notebooks", "provenance", "registries"},
     "front": {"experiments", "the library"},
-    "pages": {"claims", "front", "glue", "manifest", "notebooks", "speed", "typeset", "graph"},
+    "citing": {"__init__"},
+    "pages": {"citing", "claims", "front", "glue", "manifest", "notebooks", "speed", "typeset", "graph"},
     "devices": {"the library"},
     "api": {"experiments", "claims", "the library"},
     "build": {
@@ -324,7 +325,7 @@ BOOK = {  # one of the apparatus, too; `the library` is all of it
     "reading": set(),
     "symbols": {"mathml"},
     "finish": {"mathml", "reading", "symbols"},
-    "extension": {"__init__", "notebooks", "search", "the library"},
+    "extension": {"__init__", "citing", "notebooks", "search", "the library"},
     "publish": {"build", "claims", "extension", "glue", "notebooks", "pages"},
     "pdf": {"build", "notebooks"},
     "seeds": {"build"},
