@@ -385,7 +385,7 @@ FONTS = ("latinmodernmath.woff2", "Temml.woff2")
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_weighs_little(page):
-    """At most 350 kB compressed, pictures apart: text, scripts, styles, fonts of formulas; and no font of icons."""
+    """At most 350 kB compressed, 800 with pictures: text, scripts, styles, fonts of formulas; and no font of icons."""
     text = (HTML / page).read_text(encoding="utf-8")
     soup = BeautifulSoup(text, "html.parser")
     files = {str(tag[kind]).partition("?")[0] for name, kind in HEAVY.items() for tag in soup.select(f"{name}[{kind}]")}
@@ -395,7 +395,11 @@ def test_a_page_weighs_little(page):
     loaded = [((HTML / page).parent / file).read_bytes() for file in files]
     bare = re.sub(r'src="data:image/[^"]+"', "", text).encode()
     fonts = sum((HTML / "_static" / name).stat().st_size for name in FONTS)  # which are compressed
-    assert len(loaded) > 10 and sum(len(gzip.compress(part)) for part in [bare, *loaded]) + fonts < 350_000
+    weight = sum(len(gzip.compress(part)) for part in [bare, *loaded]) + fonts
+    assert len(loaded) > 10 and weight < 350_000
+    drawn = re.findall(r'srcset="([^"]+)"', text) + re.findall(r'<img [^>]*src="(?!data:)([^"]+)"', text)
+    pictures = sum(((HTML / page).parent / file).stat().st_size for file in set(drawn))
+    assert weight + pictures + len(gzip.compress(text.encode())) - len(gzip.compress(bare)) < 800_000
     assert not soup.select('[class~="fa-solid"], [class~="fas"], [class~="fa-regular"]')
 
 
