@@ -25,7 +25,8 @@ FORMULA = re.compile(
 
 #: A formula in a line, and the signs that belong to it: a line may break on either side of a formula.
 HELD = re.compile(
-    r"(?P<before>[(\[“‘]*)(?P<formula>(?:<a class=\"symbol\"[^>]*>)?<span class=\"math\">.*?</math></span>(?:</a>)?)"
+    r"(?P<before>[(\[“‘]*)"
+    r"(?P<formula>(?P<link><a class=\"symbol\"[^>]*>)?<span class=\"math\">.*?</math></span>(?(link)</a>))"
     r"(?P<after>(?:-(?:th|st|nd|rd)\b)?(?:&[rl]squo;|&#8217;|[)\]}.,:!?…”’'%]|;(?=[\s<]))*)",
     re.DOTALL,
 )

@@ -42,6 +42,7 @@ def test_a_formula_in_a_line_is_mathml():
         (r"in \(p\)&amp;more", None),
         (r"\(p\) and", None),
         (r"the share \(p\)%.", "F%."),
+        (r"<a>of \(p\)</a>; then", None),
     ],
 )
 def test_signs_are_held_to_their_formula(page, held):
