@@ -1,8 +1,10 @@
 """The machinery on a small chapter of its own, what its operators offer, and what the book promises of its mutants."""
 
 import ast
+import contextlib
 import multiprocessing
 import re
+import time
 
 import nbformat
 import numpy as np
@@ -303,6 +305,15 @@ def test_every_settled_claim_has_cells_that_settle_it():
     for claim, row in claims.registry().items():
         if "verdict" in row:
             assert sources.statements_of(claim), claim
+
+
+@pytest.mark.parametrize(
+    ("cell", "ends"), [("while True: pass", False), ("import time; time.sleep(0.4)", True), ("time.sleep(9)", False)]
+)
+def test_the_time_of_a_cell_is_that_of_its_processor(cell, ends):
+    """Or a busy machine would pass for a mutant that does not end."""
+    with contextlib.nullcontext() if ends else pytest.raises(TimeoutError, match="does not end"):
+        running._run_cell(cell, 0, {"time": time}, 0.1)
 
 
 def test_reasons_are_of_survivors_that_there_are():
