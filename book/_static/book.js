@@ -13,7 +13,7 @@ function filterRows(form, rows) {
     document.querySelectorAll("section:has(> dl.glossary)").forEach((section) => {
       section.hidden = !shown.some(({ parts }) => section.contains(parts[0]));
     });
-    const other = shown.length ? "" : ": other words may help, or the search of the book";
+    const other = shown.length ? "" : ". Try other words, or search the book.";
     form.querySelector("output").value = `${shown.length} of ${rows.length} ${form.dataset.of}${other}`;
   };
   const asked = new URLSearchParams(location.search);

@@ -373,7 +373,7 @@ const Explorable = (() => {
     };
     const picture = new Picture(spec, change);
     const controls = spec.handles.map((handle) => control(handle, change, () => state, sliders));
-    const again = element("button", { type: "button" }, "Start again");
+    const again = element("button", { type: "button" }, "Reset");
     again.addEventListener("click", () => change(start));
     const title = element("p", { id: `explorable-${name}`, class: "explorable-title" }, spec.title);
     const isButton = ({ press, plays }) => Boolean(press || plays);

@@ -93,13 +93,13 @@
     const head = `Logit ${j + 1} falls by ${Explorable.number(state.t, 1)}.`;
     if (state.hidden && !state.said) {
       const [before, after] = lengths(state.hidden);
-      return state.t ? `${head} The length of F goes from ${before} to ${after}. Which gate does that?`
-        : `The length of F is ${before}. Lower logit ${j + 1}, and see what F does.`;
+      return state.t ? `${head} |F| goes from ${before} to ${after}. Which gate is it?`
+        : `|F| is ${before}. Lower logit ${j + 1}, and see what F does.`;
     }
     const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
-    const both = `${head} Renormalized, the length of F stays ${stays}. Full softmax, it goes from ${before} to `
-      + `${after}, by the factor ${number(factor)} (π${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
-    if (!state.hidden) return state.said ? `Draw a layer first; then say which gate it has. ${both}` : both;
+    const both = `${head} Renormalized gate: |F| stays ${stays}. Full-softmax gate: |F| grows from ${before} to ${after}, `
+      + `by a factor of ${number(factor)} (πᵃ${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
+    if (!state.hidden) return state.said ? `Press New layer first. ${both}` : both;
     const does = state.hidden === "renormalized" ? "stays" : "changes";
     const judged = `${state.said === state.hidden ? "Right" : "No"} (${state.right} of ${state.asked})`;
     return `${judged}: F ${does}, so it is ${NAMES[state.hidden]}. ${both}`;
@@ -118,15 +118,15 @@
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
-    says: "Numbers are the answers of six experts, the arrow their mixture F. Draw a layer, lower the logit of an "
-      + "unselected expert, and say from F which gate the layer has.",
+    says: "Numbered dots are the answers of six experts, arrows the output F under two gates. Press New layer, which "
+      + "hides its gate, lower a logit, and name the gate.",
     shows: "First, the answers of six experts and the output as an arrow, those of two gates side by side; second, the "
       + "six logits, two of them selected.",
     handles: [
-      { key: "t", label: "Lowered by t =", min: 0, max: 3, step: 0.1, value: 3 },
+      { key: "t", label: "Lowered by t", min: 0, max: 3, step: 0.1, value: 3 },
       { key: "rank", label: "Unselected logit", value: "3",
         choices: { 3: "largest", 4: "second", 5: "third", 6: "smallest" } },
-      { label: "Draw a layer", press: drawLayer },
+      { label: "New layer", press: drawLayer },
       { label: "It is renormalized", press: answer("renormalized") },
       { label: "It is full softmax", press: answer("fullSoftmax") },
     ],

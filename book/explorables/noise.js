@@ -77,7 +77,7 @@
   const moved = (h, D) => h.map((h_m, m) => h_m + (m ? -D : D));  // expert 1 up, all others down
 
   const logits = ({ h1, h2, h3, experts }) => [h1, h2, h3, 0, 0, 0].slice(0, experts);
-  const logit = (m, value) => ({ key: `h${m}`, label: `logit ${m}:`, min: -1, max: 1, step: 0.05, value });
+  const logit = (m, value) => ({ key: `h${m}`, label: `Logit ${m}`, min: -1, max: 1, step: 0.05, value });
   const range = (low, high, n) => Array.from({ length: n + 1 }, (_, i) => low + (high - low) * i / n);
   const { number, expert } = Explorable;
 
@@ -88,9 +88,9 @@
       + "and all others fall by D, with its tangent and a band of slope 2κ.",
     handles: [
       logit(1, 0.2), logit(2, 0), logit(3, -0.15),
-      { key: "law", label: "noise", value: "uniform", choices: { uniform: "uniform", gaussian: "Gaussian" } },
-      { key: "scale", label: "width (Gaussian: σ):", min: 0.1, max: 2, step: 0.05, value: 1 },
-      { key: "experts", label: "experts:", min: 3, max: MOST, step: 1, value: 3,
+      { key: "law", label: "Noise", value: "uniform", choices: { uniform: "uniform", gaussian: "Gaussian" } },
+      { key: "scale", label: "Width (Gaussian: σ)", min: 0.1, max: 2, step: 0.05, value: 1 },
+      { key: "experts", label: "Experts", min: 3, max: MOST, step: 1, value: 3,
         text: (n) => (n > 3 ? `${n}, ${n - 3} with logit 0` : "3") },
       { label: "Tie all logits", press: () => ({ h1: 0, h2: 0, h3: 0 }) },
     ],
@@ -99,7 +99,7 @@
     draw({ plot }, state) {
       const { law, scale } = state, h = logits(state), k = 2 * kappa(law, scale), far = 0.6 * scale;
       const bars = plot(0, {
-        x: [0.4, h.length + 0.6], y: [0, 1], xlabel: "expert", ylabel: "probability to win",
+        x: [0.4, h.length + 0.6], y: [0, 1], xlabel: "expert", ylabel: "probability of winning",
         xticks: h.map((_, m) => m + 1),
       });
       h.forEach((_, m) => bars.bar(m + 1, probability(h, m, law, scale), 0.6, expert(m)));
@@ -107,7 +107,7 @@
       const p = probability(h, 0, law, scale), tangent = slope(h, 0, law, scale);
       const curve = plot(1, {
         x: [-far, far], y: [0, 1], xlabel: "D: logit 1 rises, others fall", ylabel: "probability of expert 1",
-        keys: [["measured", "p₁"], ["measured", "its tangent", "dashed"], ["sharp", "slope up to 2κ", "area"]],
+        keys: [["measured", "p₁"], ["measured", "tangent", "dashed"], ["sharp", "slope up to 2κ", "area"]],
       });
       for (const D of [-far, far]) curve.area([[0, p], [D, p + k * D], [D, p - k * D]], "sharp");
       for (const sign of [-1, 1]) curve.line([[-far, p - sign * k * far], [far, p + sign * k * far]], "sharp", "thin");
@@ -119,8 +119,8 @@
       const { law, scale } = state, h = logits(state), M = h.length;
       const [p, steep, k] = [probability(h, 0, law, scale), slope(h, 0, law, scale), kappa(law, scale)];
       return `Expert 1 wins with probability ${number(p)}. A small move D of the logits changes it by at most `
-        + `${number(steep)} D, ${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}, where the paper allows `
-        + `κM² = ${number(M * M * k, 1)}.`;
+        + `${number(steep)} D. The slope ${number(steep)} is ${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}; the `
+        + `paper allows κM² = ${number(M * M * k, 1)}.`;
     },
     formulas: { probability, slope, kappa },
   });

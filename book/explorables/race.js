@@ -73,7 +73,7 @@
 
   const setting = ({ racers, ratio }) => `${racers} ${ratio}`;
 
-  // New starts, counted as long as neither the number of racers nor the rates change.
+  // New draws, counted as long as neither the number of racers nor the rates change.
   function play(state, rounds) {
     const { racers, ratio } = state, c = rates(racers, 2 ** ratio);
     const before = state.counted === setting(state) ? state : { played: 0, lost: 0 };
@@ -99,7 +99,7 @@
   });
 
   const fold = (factor) => `${Explorable.number(factor, factor < 10 ? 2 : 0)}-fold`;
-  const share = (part) => `${Explorable.number(100 * part, part < 0.1 ? 1 : 0)} %`;
+  const share = (part) => `${Explorable.number(100 * part, part && part < 0.1 ? 1 : 0)} %`;
   const log = Math.log10;
 
   function draw(kit, state) {
@@ -109,7 +109,7 @@
       x: EDGES.path, y: EDGES.product, xticks: powers, yticks: powers,
       xlabel: "length of the path (in σ₀)", ylabel: "inner product (in σ₀)",
       keys: [
-        ["measured", "racer 1, first at the start"], ["bound", "racer 2, second"], ["reference", "others", "thin"],
+        ["measured", "racer 1, the initial leader"], ["bound", "racer 2, second"], ["reference", "others", "thin"],
       ],
     });
     const along = (i, keep) => points.filter((p) => p.length > 0 && keep(p)).map((p) => [log(p.length), log(p.x[i])]);
@@ -135,30 +135,29 @@
     const grown = [0, 1].map((i) => fold(now[i] / x[i])), end = fold(ends[loser] / x[loser]);
     const { number } = Explorable, racing = x.filter((xi) => xi > 0).length;
     const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
-    return `Racer 1 has grown ${grown[0]}, and racer 2 has grown ${grown[1]}. In a long race racer ${first + 1} runs away, `
-      + `${first ? "although it starts second" : "the leader at the start"}, and racer ${loser + 1} stops at `
-      + `${number(ends[loser], 1)} σ₀, ${end}. `
-      + `${racing} of ${state.racers} products are positive and race. By theory the leader loses in `
-      + `${share(overtakes(state.racers, 2 ** state.ratio))} of new starts${played ? `; in those drawn it lost ${lost} of ${played}` : ""}.`;
+    return `Racer 1 has grown ${grown[0]}, and racer 2 ${grown[1]}. In a long race racer ${first + 1} wins, and racer `
+      + `${loser + 1} stops at ${number(ends[loser], 1)} σ₀ (${end}). `
+      + `${racing} of ${state.racers} products are positive, so they race. By theory the leader loses `
+      + `${share(overtakes(state.racers, 2 ** state.ratio))} of races${played ? `; it lost ${lost} of ${played} draws` : ""}.`;
   }
 
   const percent = (exponent) => `${Explorable.number(10 ** (exponent + 2), exponent < -1 ? 1 : 0)} %`;
 
   Explorable.add("race", {
     title: "Who wins the race?",
-    says: "A product z grows with the speed rate · z², and the path is how far the filter has moved. Raise the rate of "
-      + "racer 2 until it wins. Then draw 100 new starts at this rate: how often does the leader lose?",
+    says: "A product z grows at the speed rate · z². The path is how far the expert has moved. Raise the rate of racer 2 "
+      + "until it wins. Then make 100 new draws at this rate: how often does the leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
-      { key: "lead", label: "Lead of racer 1 at the start", min: -3, max: 1.3, step: LEAD_STEP, value: -0.5,
+      { key: "lead", label: "Initial lead of racer 1", min: -3, max: 1.3, step: LEAD_STEP, value: -0.5,
         text: percent },
-      { key: "ratio", label: "Rate of racer 2 over the others’", min: -1, max: 1, step: 0.01, value: 0,
+      { key: "ratio", label: "Rate of racer 2 / other rates", min: -1, max: 1, step: 0.01, value: 0,
         text: (exponent) => Explorable.number(2 ** exponent, 3) },
-      { key: "racers", label: "Number of racers", min: 2, max: 16, step: 1, value: 8 },
+      { key: "racers", label: "Number of products", min: 2, max: 16, step: 1, value: 8 },
       { key: "path", label: "Length of the path", min: -0.5, max: 3, step: 0.01, value: 1,
         text: (exponent) => `${Explorable.number(10 ** exponent, exponent < 1 ? 1 : 0)} σ₀` },
-      { label: "New start", press: (state) => play(state, 1) },
-      { label: "100 new starts", press: (state) => play(state, 100) },
+      { label: "New draw", press: (state) => play(state, 1) },
+      { label: "100 new draws", press: (state) => play(state, 100) },
     ],
     state: { seed: 1, counted: "", played: 0, lost: 0 },
     height: 400,

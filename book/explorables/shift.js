@@ -21,17 +21,17 @@
 
   const { number, expert } = Explorable;
   const coordinate = (a, value) =>
-    ({ key: `c${a}`, label: `c, coordinate ${a}:`, min: -LIMIT, max: LIMIT, step: STEP, value });
+    ({ key: `c${a}`, label: `c, coordinate ${a}`, min: -LIMIT, max: LIMIT, step: STEP, value });
 
   Explorable.add("shift", {
     title: "One shift of all rows is invisible",
-    says: "Drag the vector c, which is added to all four rows: which c makes their mean zero, and do the gates notice? "
-      + "Does another input x notice?",
+    says: "Drag c, which is added to all four rows of a linear router. Which c makes the mean row zero? Does it change "
+      + "the gates? Repeat at another x.",
     shows: "First, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
       + "third of the input x. Second, four logits before and after the shift, and four gates.",
     handles: [
       coordinate(1, 0.45), coordinate(2, 0.3),
-      { key: "angle", label: "angle of x:", min: 0, max: 355, step: 5, value: 60, text: (v) => `${v}°` },
+      { key: "angle", label: "Angle of x", min: 0, max: 355, step: 5, value: 60, text: (v) => `${v}°` },
       { label: "Centre the rows", press: () => ({ c1: centre(ROWS)[0], c2: centre(ROWS)[1] }) },
     ],
     height: 400,

@@ -39,21 +39,21 @@
   const KINDS = [["topk_softmax", true], ["softmax_topk", false]];
   const EDGE = 0.8;  // of the thresholds shown
   const logits = ({ h1, h2, h3, h4 }) => [h1, h2, h3, h4];
-  const logit = (m, value) => ({ key: `h${m}`, label: `logit ${m}:`, min: -2, max: 2, step: 0.1, value });
+  const logit = (m, value) => ({ key: `h${m}`, label: `Logit ${m}`, min: -2, max: 2, step: 0.1, value });
   const { number } = Explorable;
 
   Explorable.add("softmaxes", {
-    title: "The renormalized gate reports zero",
-    says: "Move a logit at K = 1: the renormalized gate stays at 1. Then drag the threshold b: by how much does "
-      + "backpropagation miss each slope?",
+    title: "At K = 1 renormalizing hides the slope",
+    says: "Move a logit at K = 1: the renormalized gate stays at 1. Then drag the threshold b: how much of each slope "
+      + "does backpropagation report?",
     shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
       { heading: "Gates of four experts" },
       logit(1, 1.2), logit(2, 0.4), logit(3, -0.3), logit(4, -1),
-      { key: "K", label: "selected experts", value: "1", choices: { 1: "K = 1", 2: "K = 2" } },
+      { key: "K", label: "Selected experts", value: "1", choices: { 1: "K = 1", 2: "K = 2" } },
       { heading: "Risk of two experts, K = 1" },
-      { key: "b", label: "threshold b:", min: -EDGE, max: EDGE, step: 0.05, value: 0.5 },
+      { key: "b", label: "Threshold b", min: -EDGE, max: EDGE, step: 0.05, value: 0.5 },
     ],
     height: 330,
     narrow: [170, 200],
@@ -65,7 +65,7 @@
       });
       const risks = plot(1, {
         x: [-EDGE, EDGE], y: [0, 1.8], xlabel: "threshold b", ylabel: "risk, K = 1 of 2",
-        keys: [["ink", "risk"], ["ink", "slope that is reported", "dashed"]],
+        keys: [["ink", "risk"], ["ink", "reported slope", "dashed"]],
       });
       KINDS.forEach(([name, renormalized], side) => {
         gates(h, Number(state.K), renormalized).forEach((gate, m) => bars.bar(m + 0.82 + 0.36 * side, gate, 0.32, name));

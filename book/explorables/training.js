@@ -7,7 +7,8 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   const most = Math.max(...learned.flat(2));
   const { expert, number } = Explorable;
 
-  const listed = (words) => `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+  const listed = (words) => [words.slice(0, -1).join(", "), words.at(-1)].filter(String).join(" and ");
+  const named = (kind, places) => `${kind}${places.length > 1 ? "s" : ""} ${listed(places.map((i) => i + 1))}`;
 
   function squares(plot, table, largest) {
     table.forEach((row, k) => row.forEach((value, m) => {
@@ -16,13 +17,13 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   }
 
   Explorable.add("training", {
-    title: "Eight experts part",
-    says: "Press Play: experts that differ only in their random initial weights learn the signals of clusters, and "
-      + `then the router learns whom to ask. A full square is a learned signal of ${number(most, 1)}, or probability 1.`,
+    title: "Eight experts become different",
+    says: "Press Play: experts that differ only in their initial weights learn cluster signals, and then the router "
+      + `sends clusters to experts. Area shows the learned signal (full: ${number(most, 1)}) and the probability (full: 1).`,
     shows: "Two tables of squares, four clusters against eight experts: how far an expert has learned a cluster's "
       + "signal, and how likely the router sends the cluster's centre to it.",
     handles: [
-      { key: "at", label: "step:", min: 0, max: steps.length - 1, step: 1, value: 0, text: (at) => `${steps[at]}` },
+      { key: "at", label: "Step", min: 0, max: steps.length - 1, step: 1, value: 0, text: (at) => `${steps[at]}` },
       { label: "Play", plays: "at", seconds: 6 },
     ],
     height: 250,
@@ -32,16 +33,19 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
         x: [0.4, M + 0.6], xticks: Array.from({ length: M }, (_, m) => m + 1), xlabel: "expert",
         y: [K + 0.6, 0.4], yticks: Array.from({ length: K }, (_, k) => k + 1),
       };
-      squares(plot(0, { ...axes, ylabel: "cluster, learned by" }), learned[at], most);
-      squares(plot(1, { ...axes, ylabel: "cluster, sent to" }), sent[at], 1);
+      squares(plot(0, { ...axes, ylabel: "cluster (area: learned signal)" }), learned[at], most);
+      squares(plot(1, { ...axes, ylabel: "cluster (area: probability)" }), sent[at], 1);
     },
     readout({ at }) {
-      const likely = sent[at].map((row) => Math.max(...row)), whom = likely.map((p, k) => sent[at][k].indexOf(p) + 1);
-      if (Math.max(...likely) < 1.5 / M) {
-        return `At step ${steps[at]} each cluster goes to all ${M} experts about equally often (chapter 5).`;
-      }
-      return `At step ${steps[at]} the likeliest experts of clusters 1 to ${K} are ${listed(whom)}, with probabilities `
-        + `${listed(likely.map((p) => number(p)))} (chapter 5).`;
+      const likely = sent[at].map((row) => Math.max(...row)), now = `At step ${steps[at]}`;
+      if (Math.max(...likely) < 1.5 / M) return `${now} each cluster goes to all ${M} experts about equally often (chapter 5).`;
+      const clusters = likely.map((_, k) => k), own = clusters.filter((k) => likely[k] > 0.5);
+      const alone = clusters.filter((k) => likely[k] <= 0.5);
+      const none = alone.length ? `${named("cluster", alone)} ${alone.length > 1 ? "have" : "has"} no expert yet` : "";
+      if (!own.length) return `${now} ${none} (chapter 5).`;
+      const whom = own.map((k) => sent[at][k].indexOf(likely[k])), sure = own.map((k) => number(likely[k]));
+      return `${now} ${named("cluster", own)} go${own.length > 1 ? "" : "es"} to `
+        + `${named("expert", whom)}, with probability ${listed(sure)}${none && `; ${none}`} (chapter 5).`;
     },
     source: ["chapter 5", "../notebooks/05_router_centers.html"],
   });

@@ -171,8 +171,8 @@
     const plot = kit.plot(0, {
       x: PLANE.norm.map(Math.log10), y: PLANE.degrees, yticks: [0, 30, 60, 90],
       keys: [
-        ["bound", "flow"], ["measured", "steps of descent, hollow beyond z", "thin"], ["muted", "the norm shrinks", "area"],
-        ["sharp", radius(state) === Infinity ? "its edge |w| = 2 cos θ / σ²" : "its edge, truncated noise", "dashed"],
+        ["bound", "flow"], ["measured", "descent; hollow: past z", "thin"], ["muted", "the norm shrinks", "area"],
+        ["sharp", radius(state) === Infinity ? "edge |w| = 2 cos θ / σ²" : "edge, truncated noise", "dashed"],
       ],
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
       xlabel: "norm of the router |w|", ylabel: "angle to z (degrees)",
@@ -201,9 +201,8 @@
     const { path, stepped } = seen(state), ends = path.at(-1);
     const stops = ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
     const bayes = radius(state) === Infinity ? `, Bayes’ router (green dot)` : "";
-    return `The flow ${stops} ${words(ends)}${bayes}. Descent goes to ${words(stepped[1])} in its first step, `
-      + `${stepped[1].s < 0 ? "over z" : "on this side of z"}, and `
-      + `after ${stepped.length - 1} steps has ${words(stepped.at(-1))}.`;
+    return `The flow ${stops} ${words(ends)}${bayes}. The first step of descent ends at ${words(stepped[1])}, `
+      + `${stepped[1].s < 0 ? "past" : "before"} z; step ${stepped.length - 1} ends at ${words(stepped.at(-1))}.`;
   }
 
   const power = (exponent) => {
@@ -212,13 +211,13 @@
   };
 
   Explorable.add("two_gaussians", {
-    title: "Choose where the router starts",
-    says: "Drag or click the start: from everywhere the flow turns to z, angle 0. Then raise the step size: from which "
-      + "one on does the first step of descent jump over z?",
+    title: "The flow turns to z from everywhere",
+    says: "Drag the dot to any initial router, and watch the flow turn to z (angle 0). Then raise the step size η until "
+      + "the first step of descent crosses z.",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
-      { key: "norm", label: "Norm at the start", min: -1, max: 1, step: 0.02, value: -0.3, text: power },
-      { key: "degrees", label: "Angle at the start", min: 1, max: 89, step: 1, value: 70,
+      { key: "norm", label: "Initial norm", min: -1, max: 1, step: 0.02, value: -0.3, text: power },
+      { key: "degrees", label: "Initial angle", min: 1, max: 89, step: 1, value: 70,
         text: (value) => `${value}°` },
       { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: UNTRUNCATED,
         text: (value) => (value === UNTRUNCATED ? "∞ (none)" : Explorable.number(value, 1)) },

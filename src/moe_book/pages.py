@@ -42,7 +42,7 @@ FINDINGS = {
     "loss plain gradient descent fails with thirty-two experts. The printed algorithm succeeds in every run once the "
     "step size lets training take off in time. The released code failed at both step sizes that we tried.",
     "nguyen-thm-5": "<b>The lengths of a cosine router's vectors cannot be learned from any amount of data.</b> The "
-    "paper bounds a loss that contains their error below by $n^{-1/2}$; this error does not fall at all. What the "
+    "paper bounds a loss with this error from below by $n^{-1/2}$, but the error does not fall at all. What the "
     "function determines is learned at the usual rate.",
     "book-diagnose-faults": "<b>You can check your own model in one call.</b> <code>diagnose</code> reports which gate "
     "a model computes and whether its router gets a gradient. It named all {faults} faults that we planted in five "
@@ -202,11 +202,11 @@ def _verdict(verdict: str, link: str = "") -> str:
 
 SUMMARY = (
     "**Of the papers' {all} claims {holds} hold as stated, {sharpened} with a better constant, {proof repaired} by a "
-    "new proof, and {corrected} after a repair that we state. {fails} are refuted by a counterexample, and {differs} "
+    "new proof, and {corrected} after a correction that we state. {fails} are refuted by a counterexample, and {differs} "
     "tables, figures and experiments gave other numbers.** Of the other tables, figures and experiments {reproduced} "
     "came out as described, and {reproduced after a search} after a search for what the paper leaves open, or by a "
     "criterion that was set afterwards. Where our numbers differ, both stand side by side. {trend} asymptotic claims "
-    "appear as fitted trends, {misprint} are slips of print, and {untested} could not be tested here. The book adds "
+    "appear as fitted trends, {misprint} are misprints, and {untested} could not be tested. The book adds "
     "{own} results of its own. If a number stops supporting its verdict, the book does not build."
 )
 

@@ -194,7 +194,7 @@ def index(html: Path) -> dict:
 
 
 NO_SCRIPT = (
-    "<noscript><p>The search needs JavaScript. Without it the list of chapters leads to every page, and "
+    "<noscript><p>The search needs JavaScript. Without JavaScript use the list of chapters; "
     f'<a href="{QUESTIONS}">Questions</a> is the index of the book.</p></noscript>'
 )
 

@@ -331,10 +331,10 @@ def test_a_path_that_leaves_the_picture_has_a_tip_and_words(browser):
     tab, place, says = at_work(browser, "two_gaussians")
     tips = place.locator("svg path[fill*='measured'], svg path[fill*='bound']")
     assert tips.count() == 0 and "outside" not in says()
-    place.get_by_label("Norm at").press("Home")
+    place.get_by_label("Initial norm").press("Home")
     place.get_by_label("Step size").press("End")
     place.get_by_label("Noise truncated").fill("1.5")
-    assert "has norm" in says() and says().endswith("(outside the picture).") and tips.count() == 1
+    assert "ends at norm" in says() and says().endswith("(outside the picture).") and tips.count() == 1
     tab.context.close()
 
 
@@ -348,13 +348,13 @@ def at_work(browser, name):
 
 def test_new_starts_are_counted_until_the_race_is_another(browser):
     tab, place, says = at_work(browser, "race")
-    for button, played in (("New start", 1), ("100 new starts", 101), ("New start", 102)):
+    for button, played in (("New draw", 1), ("100 new draws", 101), ("New draw", 102)):
         place.get_by_role("button", name=button, exact=True).press("Enter")
-        assert says().endswith(f"it lost 0 of {played}.")  # at equal rates the leader wins
+        assert says().endswith(f"it lost 0 of {played} draws.")  # at equal rates the leader wins
     place.get_by_label("Rate of racer 2").press("End")
-    assert says().endswith("of new starts.")
-    place.get_by_role("button", name="100 new starts").press("Enter")
-    (lost,) = re.findall(r"it lost (\d+) of 100\.", says())
+    assert says().endswith("of races.")
+    place.get_by_role("button", name="100 new draws").press("Enter")
+    (lost,) = re.findall(r"it lost (\d+) of 100 draws\.", says())
     assert 20 < int(lost) < 90
     tab.context.close()
 
@@ -365,9 +365,9 @@ def test_the_output_gives_the_hidden_gate_away(browser):
     press = lambda button: place.get_by_role("button", name=button).press("Enter")  # noqa: E731
     seen = set()
     press("It is renormalized")
-    assert says().startswith("Draw a layer first")
+    assert says().startswith("Press New layer first")
     for _ in range(8):
-        press("Draw a layer")
+        press("New layer")
         assert says().endswith("see what F does.")
         press("It is renormalized")  # nothing has moved
         assert says().endswith("see what F does.")
@@ -390,7 +390,7 @@ def test_the_start_of_the_router_comes_to_a_click(browser):
     box = place.locator(".grip").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     tab.mouse.click(x + 90, y + 60)
-    norm, angle = (place.get_by_label(of).get_attribute("aria-valuetext") for of in ("Norm at", "Angle at"))
+    norm, angle = (place.get_by_label(of).get_attribute("aria-valuetext") for of in ("Initial norm", "Initial angle"))
     assert float(norm) > 0.8 and int(angle[:-1]) < 60 and says() != before
     tab.mouse.click(x, y)
     assert says() == before
