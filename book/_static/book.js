@@ -5,7 +5,8 @@
 function filterRows(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
   const plain = (text) => text.toLowerCase().replaceAll(/[-‐–]/g, " ");
-  const holds = (words, asked) => plain(asked).split(/\s+/).every((word) => plain(words).includes(word));
+  const small = new Set(["a", "al", "and", "et", "in", "of", "the"]);
+  const holds = (words, asked) => plain(asked).split(/\s+/).every((word) => small.has(word) || plain(words).includes(word));
   const show = () => {
     const shown = rows.filter(({ words, marks }) => fields.every(({ name, value }) =>
       !value || (name === "text" ? holds(words, value) : marks[name] === value)));
@@ -172,7 +173,7 @@ function citeWhenAsked(article) {
     if (!button) return;
     const what = card ? `claim ${card.id.replace("claim-", "")}` : `“${said("og:title")}”`;
     const address = `${page}${card ? `#${card.id}` : ""}`, line = `${said("citation")}, ${what}, ${address}`;
-    const entry = said("bibtex").replace(/\n}$/, `,\n  note    = {${what}, ${address}}\n}`);
+    const entry = said("bibtex").replace(",", `${card ? `:${card.id.replace("claim-", "")}` : ""},`).replace(/\n}$/, `,\n  note    = {${what}, ${address}}\n}`);
     const copied = await navigator.clipboard?.writeText(line).then(() => "Copied: ", () => "");
     const below = button.closest("p"), made = (name, set) => Object.assign(document.createElement(name), set);
     const lines = below.nextElementSibling?.matches(".cited") ? below.nextElementSibling : made("div", { className: "cited" });

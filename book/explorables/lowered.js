@@ -73,7 +73,7 @@
   }
 
   const outputKeys = ({ hidden, said }) => (hidden && !said
-    ? [["ink", "output F; circle: before"]] : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax"]]);
+    ? [["ink", "output F; circle: before"]] : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax; circle: before"]]);
 
   function draw(kit, state) {
     const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "second coordinate" };
@@ -94,26 +94,27 @@
     if (state.hidden && !state.said) {
       const [before, after] = lengths(state.hidden);
       return state.t ? `${head} |F| goes from ${before} to ${after}. Which gate is it?`
-        : `|F| is ${before}. Lower logit ${j + 1}, and see what F does.`;
+        : `|F| is ${before}. Lower logit ${j + 1}: at t = 0 both gates look alike.`;
     }
     const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
     const both = `${head} Renormalized gate: |F| stays ${stays}. Full-softmax gate: |F| grows from ${before} to ${after}, `
       + `by a factor of ${number(factor)} (πᵃ${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return state.said ? `Press New layer first. ${both}` : both;
     const does = state.hidden === "renormalized" ? "stays" : "changes";
-    const judged = `${state.said === state.hidden ? "Right" : "No"} (${state.right} of ${state.asked})`;
+    const judged = `${state.again ? "Already answered. " : ""}${state.said === state.hidden ? "Right" : "No"} `
+      + `(${state.right} of ${state.asked})`;
     return `${judged}: F ${does}, so it is ${NAMES[state.hidden]}. ${both}`;
   }
 
   const drawLayer = ({ seed }) => ({
-    seed: seed + 1, said: "", t: 0,
+    seed: seed + 1, said: "", again: false, t: 0,
     hidden: Explorable.normals(7919 * (seed + 1))() > 0 ? "renormalized" : "fullSoftmax",
   });
 
   /** One answer for a layer, and none before something was to be seen. */
   const answer = (said) => ({ hidden, said: before, t, asked, right }) => {
     if (!hidden) return { said };
-    return before || !t ? {} : { said, asked: asked + 1, right: right + (said === hidden) };
+    return before || !t ? { again: Boolean(before) } : { said, asked: asked + 1, right: right + (said === hidden) };
   };
 
   Explorable.add("lowered", {
@@ -130,7 +131,7 @@
       { label: "It is renormalized", press: answer("renormalized") },
       { label: "It is full softmax", press: answer("fullSoftmax") },
     ],
-    state: { seed: 1, hidden: "", said: "", asked: 0, right: 0 },
+    state: { seed: 1, hidden: "", said: "", again: false, asked: 0, right: 0 },
     height: 360,
     narrow: [240, 190],
     draw,

@@ -83,7 +83,7 @@
 
   Explorable.add("noise", {
     title: "The slope never leaves the band",
-    says: "Tie the logits, make the noise narrow, add experts: do you find a slope steeper than 2κ?",
+    says: "Tie the logits, make the noise narrow until the ramp is a jump, add experts: do you find a slope steeper than 2κ?",
     shows: "First, a bar for each expert's probability. Second, the probability of expert 1 while its logit rises by D "
       + "and all others fall by D, with its tangent and a band of slope 2κ.",
     handles: [
@@ -97,7 +97,7 @@
     height: 300,
     narrow: [150, 200],
     draw({ plot }, state) {
-      const { law, scale } = state, h = logits(state), k = 2 * kappa(law, scale), far = 0.6 * scale;
+      const { law, scale } = state, h = logits(state), k = 2 * kappa(law, scale), far = 0.6;
       const bars = plot(0, {
         x: [0.4, h.length + 0.6], y: [0, 1], xlabel: "expert", ylabel: "probability of winning",
         xticks: h.map((_, m) => m + 1),
@@ -111,7 +111,7 @@
       });
       for (const D of [-far, far]) curve.area([[0, p], [D, p + k * D], [D, p - k * D]], "sharp");
       for (const sign of [-1, 1]) curve.line([[-far, p - sign * k * far], [far, p + sign * k * far]], "sharp", "thin");
-      curve.line(range(-far, far, 60).map((D) => [D, probability(moved(h, D), 0, law, scale)]), "measured");
+      curve.line(range(-far, far, 120).map((D) => [D, probability(moved(h, D), 0, law, scale)]), "measured");
       curve.line([[-far, p - tangent * far], [far, p + tangent * far]], "measured", "dashed");
       curve.dot(0, p, "measured");
     },

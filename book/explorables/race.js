@@ -75,15 +75,17 @@
 
   // New draws, counted as long as neither the number of racers nor the rates change.
   function play(state, rounds) {
-    const { racers, ratio } = state, c = rates(racers, 2 ** ratio);
+    const { racers, ratio, drawn = state.seed } = state, c = rates(racers, 2 ** ratio);
     const before = state.counted === setting(state) ? state : { played: 0, lost: 0 };
-    const seeds = Array.from({ length: rounds }, (_, i) => state.seed + 1 + i);
+    const seeds = Array.from({ length: rounds }, (_, i) => drawn + 1 + i);
     const lost = seeds.filter((seed) => winner(start(racers, seed), c) === 1).length;
-    const seed = seeds.at(-1);
-    return {
-      seed, lead: Math.log10(lead(start(racers, seed))), counted: setting(state),
-      played: before.played + rounds, lost: before.lost + lost,
-    };
+    return { drawn: seeds.at(-1), counted: setting(state), played: before.played + rounds, lost: before.lost + lost };
+  }
+
+  // One draw, which the picture shows.
+  function playOne(state) {
+    const counts = play(state, 1);
+    return { ...counts, seed: counts.drawn, lead: Math.log10(lead(start(state.racers, counts.drawn))) };
   }
 
   // Where the racers stand at a path length, between two points of the course in proportion to the lengths.
@@ -137,8 +139,9 @@
     const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
     return `Racer 1 has grown ${grown[0]}, and racer 2 ${grown[1]}. In a long race racer ${first + 1} wins, and racer `
       + `${loser + 1} stops at ${number(ends[loser], 1)} σ₀ (${end}). `
-      + `${racing} of ${state.racers} products are positive, so they race. By theory the leader loses `
-      + `${share(overtakes(state.racers, 2 ** state.ratio))} of races${played ? `; it lost ${lost} of ${played} draws` : ""}.`;
+      + `${racing} of ${state.racers} products are positive, so they race.`
+      + (played ? ` The leader lost ${lost} of ${played} draws; by theory it loses `
+        + `${share(overtakes(state.racers, 2 ** state.ratio))}.` : "");
   }
 
   const percent = (exponent) => `${Explorable.number(10 ** (exponent + 2), exponent < -1 ? 1 : 0)} %`;
@@ -154,17 +157,17 @@
       { key: "ratio", label: "Rate of racer 2 / other rates", min: -1, max: 1, step: 0.01, value: 0,
         text: (exponent) => Explorable.number(2 ** exponent, 3) },
       { key: "racers", label: "Number of products", min: 2, max: 16, step: 1, value: 8 },
-      { key: "path", label: "Length of the path", min: -0.5, max: 3, step: 0.01, value: 1,
+      { key: "path", label: "Length of the path", min: -0.5, max: 3, step: 0.01, value: 2.5,
         text: (exponent) => `${Explorable.number(10 ** exponent, exponent < 1 ? 1 : 0)} σ₀` },
-      { label: "New draw", press: (state) => play(state, 1) },
+      { label: "New draw", press: playOne },
       { label: "100 new draws", press: (state) => play(state, 100) },
     ],
-    state: { seed: 1, counted: "", played: 0, lost: 0 },
+    state: { seed: 1, drawn: 1, counted: "", played: 0, lost: 0 },
     height: 400,
     narrow: [300],
     draw,
     readout,
-    source: ["By theory", "appendix/04_details.html#thm-explore-margin"],
+    source: ["by theory", "appendix/04_details.html#thm-explore-margin"],
     formulas: { start, lead, withLead, rates, winner, standing, limits, course, race, nearTie, overtakes, play },
   });
 })();

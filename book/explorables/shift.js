@@ -51,9 +51,9 @@
         plane.dot(...row, expert(m));
         plane.dot(...rows[m], expert(m), true);
       });
-      plane.dot(...mean(rows), "ink", true);
       plane.grip(...tip, "muted", (s, t) => ({ angle: (Math.atan2(t, s) * 180 / Math.PI + 360) % 360 }));
       plane.grip(...c, "ink", (s, t) => ({ c1: s, c2: t }));
+      plane.dot(...mean(rows), "ink", true);
       const above = tip[1] >= c[1];  // the names stand on the sides that face away from the other vector
       plane.text(...tip, `x / ${LENGTH}`, tip[0] < 0 ? "end" : "start", [tip[0] < 0 ? -12 : 12, above ? -4 : 14]);
       plane.text(...c, "c", "start", [10, above ? 20 : -10]);
@@ -76,8 +76,8 @@
     readout({ c1, c2, angle }) {
       const x = input(angle), gates = softmax(logits(moved(ROWS, [c1, c2]), x)).map((gate) => number(gate));
       const [first, second] = mean(moved(ROWS, [c1, c2])).map((part) => number(part));
-      return `The mean row is (${first}, ${second}). All logits move by c · x = `
-        + `${number(logits([[c1, c2]], x)[0])}, and the gates stay at `
+      return `The mean row is (${first}, ${second}). At this x the shift moves all logits by c · x = `
+        + `${number(logits([[c1, c2]], x)[0])} and leaves the gates at `
         + `${gates.slice(0, 3).join(", ")} and ${gates[3]}.`;
     },
     formulas: { moved, logits, softmax, centre },

@@ -44,8 +44,8 @@
 
   Explorable.add("softmaxes", {
     title: "At K = 1 renormalizing hides the slope",
-    says: "Move a logit at K = 1: the renormalized gate stays at 1. Then drag the threshold b: how much of each slope "
-      + "does backpropagation report?",
+    says: "Four experts: move a logit at K = 1, and the renormalized gate stays at 1. Second picture, two experts: drag "
+      + "the threshold b. How much of each slope does backpropagation report?",
     shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
@@ -72,7 +72,7 @@
         const curve = Array.from({ length: 65 }, (_, i) => EDGE * (i - 32) / 32).map((t) => [t, risk(t, renormalized)]);
         risks.line(curve, name);
         const r = risk(b, renormalized), tangent = reported(b, renormalized);
-        risks.line([-0.35, 0.35].map((t) => [b + t, r + t * tangent]), name, "dashed");
+        if (b) risks.line([-0.35, 0.35].map((t) => [b + t, r + t * tangent]), name, "dashed");
         if (!renormalized) risks.dot(b, r, name);
       });
       risks.grip(b, risk(b, true), "topk_softmax", (x) => ({ b: x }));

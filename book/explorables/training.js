@@ -38,7 +38,10 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
     },
     readout({ at }) {
       const likely = sent[at].map((row) => Math.max(...row)), now = `At step ${steps[at]}`;
-      if (Math.max(...likely) < 1.5 / M) return `${now} each cluster goes to all ${M} experts about equally often (chapter 5).`;
+      if (Math.max(...likely) < 1.5 / M) {
+        return `${now} the largest learned signal is ${number(Math.max(...learned[at].flat()))}, and each cluster goes to all `
+          + `${M} experts about equally often (chapter 5).`;
+      }
       const clusters = likely.map((_, k) => k), own = clusters.filter((k) => likely[k] > 0.5);
       const alone = clusters.filter((k) => likely[k] <= 0.5);
       const none = alone.length ? `${named("cluster", alone)} ${alone.length > 1 ? "have" : "has"} no expert yet` : "";

@@ -157,21 +157,21 @@
     return [Math.log10(norm), degrees];
   };
 
-  // The points of a path that are some way apart in the picture, at most 8.
-  function apart(points) {
-    const far = [points[0]];
-    points.forEach((p) => {
+  // The first and the last step of a path, and of those between them at most 7 that are some way apart in the picture.
+  function apart([, first, ...later]) {
+    const far = [first];
+    later.forEach((p) => {
       const [x, y] = far.at(-1);
-      if (Math.hypot((p[0] - x) / 2.5, (p[1] - y) / 90) > 0.09 && far.length < 9) far.push(p);
+      if (Math.hypot((p[0] - x) / 2.5, (p[1] - y) / 90) > 0.09 && far.length < 8) far.push(p);
     });
-    return far.slice(1);
+    return [...far, ...later.slice(-1)];
   }
 
   function draw(kit, state) {
     const plot = kit.plot(0, {
       x: PLANE.norm.map(Math.log10), y: PLANE.degrees, yticks: [0, 30, 60, 90],
       keys: [
-        ["bound", "flow"], ["measured", "descent; hollow: past z", "thin"], ["muted", "the norm shrinks", "area"],
+        ["bound", "flow"], ["measured", "descent, some steps; hollow: past z", "thin"], ["muted", "the norm shrinks", "area"],
         ["sharp", radius(state) === Infinity ? "edge |w| = 2 cos θ / σ²" : "edge, truncated noise", "dashed"],
       ],
       xticks: [0.1, 0.3, 1, 3, 10, 30].map((norm) => [Math.log10(norm), `${norm}`]),
@@ -212,11 +212,11 @@
 
   Explorable.add("two_gaussians", {
     title: "The flow turns to z from everywhere",
-    says: "Drag the dot to any initial router, and watch the flow turn to z (angle 0). Then raise the step size η until "
-      + "the first step of descent crosses z.",
+    says: "Drag the dot to any initial router, and watch the flow turn to z (angle 0). Then press Reset, and raise the "
+      + "step size η until the first step of descent crosses z.",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
-      { key: "norm", label: "Initial norm", min: -1, max: 1, step: 0.02, value: -0.3, text: power },
+      { key: "norm", label: "Initial norm", min: -1, max: 1.46, step: 0.02, value: -0.3, text: power },
       { key: "degrees", label: "Initial angle", min: 1, max: 89, step: 1, value: 70,
         text: (value) => `${value}°` },
       { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: UNTRUNCATED,

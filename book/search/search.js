@@ -60,9 +60,13 @@ function indexed({ pages, entries }) {
   return { search, found };
 }
 
+// A lone letter belongs to its neighbour: z loss is z-loss, and top k is top-k.
+const LETTER = "[b-hj-z]", joined = (query) => query.replace(new RegExp(`\\b(${LETTER}) (?=\\p{L}{3})`, "giu"), "$1-")
+  .replace(new RegExp(`(?<=\\p{L}{3}) (?=${LETTER}(?![\\p{L}-]))`, "giu"), "-");
+
 // Entries by score: what has all words, or the words in a row, comes before what has some of them.
-function ranked({ search, found }, query) {
-  const asked = new Set(words(query)), phrase = row(query), several = phrase.trim().includes(" ");
+function ranked({ search, found }, written) {
+  const query = joined(written), asked = new Set(words(query)), phrase = row(query), several = phrase.trim().includes(" ");
   let results = search.search(query);
   if (!results.length) results = search.search(query, { fuzzy: 0.2 });
   const seen = new Set();

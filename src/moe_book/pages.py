@@ -220,7 +220,7 @@ TALLIED = {  # what the front page's bar says of claims, and their verdicts, of 
     "hold, or came out again": ("holds", "sharpened", "proof repaired", "reproduced", "reproduced after a search"),
     "need a correction": ("corrected", "misprint"),
     "gave other numbers in our runs": ("differs",),
-    "are refuted": ("fails",),
+    "fail, by a counterexample": ("fails",),
     "could only be seen as trends, or not be tested": ("untested", "trend"),
 }
 
@@ -388,9 +388,8 @@ def ledger_page(ledger: dict, known: Mapping[str, Box]) -> str:
     return "\n".join(
         [
             "# The ledger\n",
-            "Every claim the book must carry, with the verdict its chapter reached. The build collects these rows from "
-            "the executed chapters; a claim without a box in one of them is open. The last column is the share of "
-            "forty generated sabotages that the claim's box refuses, by kind and averaged; it opens to say which "
+            "All claims with the verdicts that the executed chapters reached. The last column is the share of forty "
+            "planted errors that the check of the claim refuses, averaged over kinds of error; it opens to say which "
             'survived. <a href="verdicts.html">How verdicts are given.</a> '
             '<a href="map.html">A map shows which claim rests on which.</a> '
             '<a href="../ledger.json">The same as JSON.</a>\n',
