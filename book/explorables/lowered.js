@@ -88,17 +88,18 @@
   }
 
   function readout(state) {
-    const { h, j, ends, factor } = seen(state), number = (value) => Explorable.number(value, 3);
+    const { h, j, ends, factor } = seen(state), number = (value) => Explorable.number(value, 4);
     const lengths = (gate) => ends(gate).map((end) => number(Math.hypot(...end)));
     const head = `Logit ${j + 1} falls by ${Explorable.number(state.t, 1)}.`;
     if (state.hidden && !state.said) {
       const [before, after] = lengths(state.hidden);
       return state.t ? `${head} |F| goes from ${before} to ${after}. Which gate is it?`
-        : `|F| is ${before}. Lower logit ${j + 1}: at t = 0 both gates look alike.`;
+        : `|F| is ${before}. Lower logit ${j + 1}${state.again ? " before you answer" : ""}, and see what F does.`;
     }
     const [before, after] = lengths("fullSoftmax"), [stays] = lengths("renormalized");
-    const both = `${head} Renormalized gate: |F| stays ${stays}. Full-softmax gate: |F| grows from ${before} to ${after}, `
-      + `by a factor of ${number(factor)} (πᵃ${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
+    const both = !state.t ? `Renormalized gate: |F| is ${stays}. Full-softmax gate: |F| is ${before}.`
+      : `${head} Renormalized gate: |F| stays ${stays}. Full-softmax gate: |F| grows from ${before} to `
+        + `${after}, by a factor of ${number(factor)} (πᵃ${"₁₂₃₄₅₆"[j]} = ${number(softmax(h)[j])}).`;
     if (!state.hidden) return state.said ? `Press New layer first. ${both}` : both;
     const does = state.hidden === "renormalized" ? "stays" : "changes";
     const judged = `${state.again ? "Already answered. " : ""}${state.said === state.hidden ? "Right" : "No"} `
@@ -114,13 +115,13 @@
   /** One answer for a layer, and none before something was to be seen. */
   const answer = (said) => ({ hidden, said: before, t, asked, right }) => {
     if (!hidden) return { said };
-    return before || !t ? { again: Boolean(before) } : { said, asked: asked + 1, right: right + (said === hidden) };
+    return before || !t ? { again: true } : { said, again: false, asked: asked + 1, right: right + (said === hidden) };
   };
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
-    says: "Numbered dots are the answers of six experts, arrows the output F under two gates. Press New layer, which "
-      + "hides its gate, lower a logit, and name the gate.",
+    says: "Numbered dots are the answers of six experts, arrows the output F, side by side for two gates. Press New layer, "
+      + "which hides its gate, lower a logit, and name the gate.",
     shows: "First, the answers of six experts and the output as an arrow, those of two gates side by side; second, the "
       + "six logits, two of them selected.",
     handles: [

@@ -83,7 +83,8 @@
 
   Explorable.add("noise", {
     title: "The slope never leaves the band",
-    says: "Tie the logits, make the noise narrow until the ramp is a jump, add experts: do you find a slope steeper than 2κ?",
+    says: "Tie the logits, narrow the noise, add experts: the ramp steepens, and so does the band. Do you find a slope "
+      + "steeper than 2κ?",
     shows: "First, a bar for each expert's probability. Second, the probability of expert 1 while its logit rises by D "
       + "and all others fall by D, with its tangent and a band of slope 2κ.",
     handles: [
@@ -91,7 +92,7 @@
       { key: "law", label: "Noise", value: "uniform", choices: { uniform: "uniform", gaussian: "Gaussian" } },
       { key: "scale", label: "Width (Gaussian: σ)", min: 0.1, max: 2, step: 0.05, value: 1 },
       { key: "experts", label: "Experts", min: 3, max: MOST, step: 1, value: 3,
-        text: (n) => (n > 3 ? `${n}, ${n - 3} with logit 0` : "3") },
+        text: (n) => (n > 3 ? `${n} (logits from 4 on: 0)` : "3") },
       { label: "Tie all logits", press: () => ({ h1: 0, h2: 0, h3: 0 }) },
     ],
     height: 300,
@@ -118,8 +119,8 @@
     readout(state) {
       const { law, scale } = state, h = logits(state), M = h.length;
       const [p, steep, k] = [probability(h, 0, law, scale), slope(h, 0, law, scale), kappa(law, scale)];
-      return `Expert 1 wins with probability ${number(p)}. A small move D of the logits changes it by at most `
-        + `${number(steep)} D. The slope ${number(steep)} is ${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}; the `
+      return `Expert 1 wins with probability ${p < 1 && number(p) === "1.00" ? "above 0.99" : number(p)}. To first order a `
+        + `move D of the logits changes it by at most ${number(steep)} D. The slope ${number(steep)} is ${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}; the `
         + `paper allows κM² = ${number(M * M * k, 1)}.`;
     },
     formulas: { probability, slope, kappa },

@@ -20,13 +20,13 @@
     return pace.indexOf(Math.max(...pace));
   }
 
-  // Where each racer stands when the winner has grown by a factor: 1/x_0 - c tau.
+  // Where each product stands when the winner has grown by a factor: 1/x = 1/x_0 - c tau.
   function standing(x, c, grown) {
     const w = winner(x, c), tau = (1 - 1 / grown) / (c[w] * x[w]);
-    return x.map((xi, i) => (xi > 0 ? 1 / (1 / xi - c[i] * tau) : xi));
+    return x.map((xi, i) => xi / (1 - c[i] * xi * tau));
   }
 
-  // The limit of each racer as the winner runs away.
+  // The limit of each product as the winner runs away; infinite for one that runs away with it.
   const limits = (x, c) => standing(x, c, Infinity);
 
   const distance = (x, y) => Math.hypot(...x.map((xi, i) => xi - y[i]));
@@ -63,12 +63,12 @@
   const overtakes = (N, ratio) => (ratio <= 1 ? 0 : nearTie(N, 1 - 1 / ratio) / (1 - (N + 1) / 2 ** N));
 
   const EDGES = { path: [-1, 3], product: [-1.5, 3.1] };  // of the picture, powers of ten
-  const LEAD_STEP = 0.01;
+  const LEADS = [-3, 1.3], LEAD_STEP = 0.01;  // powers of ten, of which a draw may lie outside
 
   // The starts of a state: as drawn while the handle of the lead stands where the draw put it.
   function starts({ racers, seed, lead: exponent }) {
-    const x = start(racers, seed);
-    return Math.abs(Math.log10(lead(x)) - exponent) <= LEAD_STEP / 2 ? x : withLead(x, 10 ** exponent);
+    const x = start(racers, seed), drawn = Math.min(LEADS[1], Math.max(LEADS[0], Math.log10(lead(x))));
+    return Math.abs(drawn - exponent) <= LEAD_STEP / 2 ? x : withLead(x, 10 ** exponent);
   }
 
   const setting = ({ racers, ratio }) => `${racers} ${ratio}`;
@@ -102,6 +102,7 @@
 
   const fold = (factor) => `${Explorable.number(factor, factor < 10 ? 2 : 0)}-fold`;
   const share = (part) => `${Explorable.number(100 * part, part && part < 0.1 ? 1 : 0)} %`;
+  const units = (value) => (value < 1 ? value.toPrecision(2) : Explorable.number(value, 1));
   const log = Math.log10;
 
   function draw(kit, state) {
@@ -121,7 +122,7 @@
     };
     x.forEach((xi, i) => { if (i > 1 && xi > 0) curve(i, "reference", "thin"); });
     const loser = 1 - first, limit = log(ends[loser]);
-    plot.line(EDGES.path.map((edge) => [edge, limit]), loser ? "bound" : "measured", "thin dashed");
+    if (limit < Infinity) plot.line(EDGES.path.map((edge) => [edge, limit]), loser ? "bound" : "measured", "thin dashed");
     [[1, "bound"], [0, "measured"]].forEach(([i, colour]) => {
       curve(i, colour);
       plot.line([[state.path, log(now[i])], ...along(i, (p) => p.length > length)], colour, "thin dashed");
@@ -134,26 +135,28 @@
 
   function readout(state) {
     const { x, now, winner: first, limits: ends } = seen(state), loser = 1 - first;
-    const grown = [0, 1].map((i) => fold(now[i] / x[i])), end = fold(ends[loser] / x[loser]);
-    const { number } = Explorable, racing = x.filter((xi) => xi > 0).length;
+    const grown = [0, 1].map((i) => fold(now[i] / x[i])), end = ends[loser];
+    const outcome = end < Infinity
+      ? `racer ${first + 1} wins, and racer ${loser + 1} stops at ${units(end)} σ₀ (${fold(end / x[loser])})`
+      : "racers 1 and 2 run away together";
+    const racing = x.filter((xi) => xi > 0).length;
     const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
-    return `Racer 1 has grown ${grown[0]}, and racer 2 ${grown[1]}. In a long race racer ${first + 1} wins, and racer `
-      + `${loser + 1} stops at ${number(ends[loser], 1)} σ₀ (${end}). `
+    return `Racer 1 has grown ${grown[0]}, and racer 2 ${grown[1]}. In a long race ${outcome}. `
       + `${racing} of ${state.racers} products are positive, so they race.`
       + (played ? ` The leader lost ${lost} of ${played} draws; by theory it loses `
         + `${share(overtakes(state.racers, 2 ** state.ratio))}.` : "");
   }
 
-  const percent = (exponent) => `${Explorable.number(10 ** (exponent + 2), exponent < -1 ? 1 : 0)} %`;
+  const percent = (part) => (part < 0.01 ? `${(100 * part).toPrecision(2)} %` : share(part));
 
   Explorable.add("race", {
     title: "Who wins the race?",
     says: "A product z grows at the speed rate · z². The path is how far the expert has moved. Raise the rate of racer 2 "
-      + "until it wins. Then make 100 new draws at this rate: how often does the leader lose?",
+      + "until it wins (possible at leads below 100 %). Then make 100 new draws at this rate: how often does the leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
-      { key: "lead", label: "Initial lead of racer 1", min: -3, max: 1.3, step: LEAD_STEP, value: -0.5,
-        text: percent },
+      { key: "lead", label: "Initial lead of racer 1", min: LEADS[0], max: LEADS[1], step: LEAD_STEP, value: -0.5,
+        text: (_, state) => percent(lead(starts(state))) },
       { key: "ratio", label: "Rate of racer 2 / other rates", min: -1, max: 1, step: 0.01, value: 0,
         text: (exponent) => Explorable.number(2 ** exponent, 3) },
       { key: "racers", label: "Number of products", min: 2, max: 16, step: 1, value: 8 },

@@ -21,7 +21,7 @@
 
   const { number, expert } = Explorable;
   const coordinate = (a, value) =>
-    ({ key: `c${a}`, label: `c, coordinate ${a}`, min: -LIMIT, max: LIMIT, step: STEP, value });
+    ({ key: `c${a}`, label: `c, coordinate ${a}`, min: -LIMIT, max: LIMIT, step: STEP, value, text: (v) => number(v, 4) });
 
   Explorable.add("shift", {
     title: "One shift of all rows is invisible",
@@ -75,7 +75,7 @@
     },
     readout({ c1, c2, angle }) {
       const x = input(angle), gates = softmax(logits(moved(ROWS, [c1, c2]), x)).map((gate) => number(gate));
-      const [first, second] = mean(moved(ROWS, [c1, c2])).map((part) => number(part));
+      const [first, second] = mean(moved(ROWS, [c1, c2])).map((part) => number(part, 4));
       return `The mean row is (${first}, ${second}). At this x the shift moves all logits by c · x = `
         + `${number(logits([[c1, c2]], x)[0])} and leaves the gates at `
         + `${gates.slice(0, 3).join(", ")} and ${gates[3]}.`;

@@ -44,8 +44,8 @@
 
   Explorable.add("softmaxes", {
     title: "At K = 1 renormalizing hides the slope",
-    says: "Four experts: move a logit at K = 1, and the renormalized gate stays at 1. Second picture, two experts: drag "
-      + "the threshold b. How much of each slope does backpropagation report?",
+    says: "Four experts: at K = 1 the renormalized gate of the selected expert is 1, whatever the logits. Second picture, two "
+      + "experts: drag the threshold b. How much of each slope does backpropagation report?",
     shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [

@@ -19,7 +19,8 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
   Explorable.add("training", {
     title: "Eight experts become different",
     says: "Press Play: experts that differ only in their initial weights learn cluster signals, and then the router "
-      + `sends clusters to experts. Area shows the learned signal (full: ${number(most, 1)}) and the probability (full: 1).`,
+      + `sends clusters to experts. Area shows the learned signal (full: ${number(most, 1)}) and the probability that a cluster's `
+      + "centre is sent to the expert (full: 1).",
     shows: "Two tables of squares, four clusters against eight experts: how far an expert has learned a cluster's "
       + "signal, and how likely the router sends the cluster's centre to it.",
     handles: [
@@ -38,13 +39,13 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
     },
     readout({ at }) {
       const likely = sent[at].map((row) => Math.max(...row)), now = `At step ${steps[at]}`;
-      if (Math.max(...likely) < 1.5 / M) {
+      if (Math.max(...likely) < 1.2 / M) {
         return `${now} the largest learned signal is ${number(Math.max(...learned[at].flat()))}, and each cluster goes to all `
           + `${M} experts about equally often (chapter 5).`;
       }
       const clusters = likely.map((_, k) => k), own = clusters.filter((k) => likely[k] > 0.5);
       const alone = clusters.filter((k) => likely[k] <= 0.5);
-      const none = alone.length ? `${named("cluster", alone)} ${alone.length > 1 ? "have" : "has"} no expert yet` : "";
+      const none = alone.length ? `${named("cluster", alone)} ${alone.length > 1 ? "have" : "has"} no expert` : "";
       if (!own.length) return `${now} ${none} (chapter 5).`;
       const whom = own.map((k) => sent[at][k].indexOf(likely[k])), sure = own.map((k) => number(likely[k]));
       return `${now} ${named("cluster", own)} go${own.length > 1 ? "" : "es"} to `

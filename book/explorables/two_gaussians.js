@@ -199,8 +199,10 @@
 
   function readout(state) {
     const { path, stepped } = seen(state), ends = path.at(-1);
-    const stops = ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
-    const bayes = radius(state) === Infinity ? `, Bayes’ router (green dot)` : "";
+    const untruncated = radius(state) === Infinity, { norm, degrees } = polar(ends), best = edge(state.sigma, 0);
+    const there = untruncated && Math.abs(norm - best) < 1e-3 * best && degrees < 0.05;  // slower than rounding
+    const stops = there || ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
+    const bayes = untruncated ? `, Bayes’ router (green dot)` : "";
     return `The flow ${stops} ${words(ends)}${bayes}. The first step of descent ends at ${words(stepped[1])}, `
       + `${stepped[1].s < 0 ? "past" : "before"} z; step ${stepped.length - 1} ends at ${words(stepped.at(-1))}.`;
   }
@@ -211,8 +213,8 @@
   };
 
   Explorable.add("two_gaussians", {
-    title: "The flow turns to z from everywhere",
-    says: "Drag the dot to any initial router, and watch the flow turn to z (angle 0). Then press Reset, and raise the "
+    title: "The flow turns towards z",
+    says: "Drag the dot to any initial router, and watch the flow turn towards z (angle 0). Then press Reset, and raise the "
       + "step size η until the first step of descent crosses z.",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
@@ -221,7 +223,7 @@
         text: (value) => `${value}°` },
       { key: "radius", label: "Noise truncated at radius", min: 0.2, max: UNTRUNCATED, step: 0.1, value: UNTRUNCATED,
         text: (value) => (value === UNTRUNCATED ? "∞ (none)" : Explorable.number(value, 1)) },
-      { key: "sigma", label: "Standard deviation σ", min: 0.5, max: 1.5, step: 0.05, value: 1 },
+      { key: "sigma", label: "σ before truncation", min: 0.5, max: 1.5, step: 0.05, value: 1 },
       { key: "eta", label: "Step size η", min: -2, max: 0.6, step: 0.05, value: -1.4, text: power },
     ],
     height: 400,

@@ -245,6 +245,95 @@ def test_lowered_has_the_gates_of_the_package(formulas):
     agree(formulas("lowered", "f.grows(c.h, c.j, c.t)", cases), kept[0] / kept[1])
 
 
+#: Sets two handles at a time to their ends and all others to their starts; what is said and drawn that is no number.
+PAIRS = """e => {
+    const all = [...e.querySelectorAll('input, select')], found = [];
+    const set = (field, value) => { field.value = value; field.dispatchEvent(new Event('input')); };
+    const ends = f => (f.options ? [...f.options].map(o => o.value) : [f.min, f.max]);
+    const reset = [...e.querySelectorAll('button')].at(-1);
+    const look = () => { const wrong = /NaN|undefined|Infinity/.exec(e.innerHTML); if (wrong) found.push(e.innerText); };
+    all.forEach((a, i) => all.slice(i + 1).forEach(b => ends(a).forEach(v => ends(b).forEach(w => {
+        reset.click(); set(a, v); set(b, w); look(); }))));
+    return found; }"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_pair_of_ends_says_or_draws_what_is_no_number(browser, name):
+    tab, place, _ = at_work(browser, name)
+    assert place.evaluate(PAIRS) == []
+    tab.context.close()
+
+
+def test_noise_says_what_the_package_says(browser):
+    tab, place, says = at_work(browser, "noise")
+    for width in (1.0, 0.5):
+        place.get_by_label("Width").fill(str(width))
+        h, k = [0.2, 0, -0.15], smoothing.kappa("uniform", width)
+        exact = (smoothing.route_probabilities, smoothing.local_lipschitz)
+        p, slope = (float(np.asarray(of(h, "uniform", width))[0]) for of in exact)
+        for words in (
+            f"wins with probability {p:.2f}. To first order",
+            f"at most {slope:.2f} D. The slope {slope:.2f} is {50 * slope / k:.0f} % of 2κ = {2 * k:.2f};",
+            f"κM² = {9 * k:.1f}.",
+        ):
+            assert words in says()
+    tab.context.close()
+
+
+def test_race_says_what_the_package_says(browser, formulas):
+    tab, place, says = at_work(browser, "race")
+    (x,) = formulas("race", "f.withLead(f.start(8, 1), 10 ** -0.5)", [0])
+    for path in (0.5, 2.5):
+        place.get_by_role("slider", name="Length of the path").fill(str(path))
+        end = exploration.race(torch.tensor(x, dtype=torch.float64), torch.ones(8, dtype=torch.float64), 10**path)
+        grown = [float(fold) for fold in re.findall(r"([\d.]+)-fold", says())[:2]]
+        assert np.allclose(grown, end[:2].numpy() / x[:2], rtol=0.02)
+    place.get_by_label("Initial lead").fill("0")
+    place.get_by_label("Rate of racer 2").fill("1")
+    assert "racers 1 and 2 run away together" in says()
+    tab.context.close()
+
+
+def test_the_first_step_of_descent_is_said_as_it_is(browser):
+    tab, place, says = at_work(browser, "two_gaussians")
+    tau = np.linspace(-9, 9, 4001)
+    law = two_gaussians.Law(tau, np.exp(-(tau**2) / 2) / np.exp(-(tau**2) / 2).sum())
+    m, s = 10**-0.3 * np.cos(np.radians(70)), 10**-0.3 * np.sin(np.radians(70))
+    a, b, _ = two_gaussians.drift(law, np.asarray(m), np.asarray(s))
+    sides = set()
+    for eta in (-2, -1.4, 0.6):
+        place.get_by_label("Step size").fill(str(eta))
+        first = (m + 10**eta * (a * m + b), s * (1 + 10**eta * a))
+        degrees = np.degrees(np.arctan2(abs(first[1]), first[0]))
+        norm, angle, side = re.search(r"step of descent ends at norm ([\d.]+) and angle ([\d.]+)°, (\w+) z", says()).groups()
+        assert abs(float(norm) - np.hypot(*first)) < 0.06 and abs(float(angle) - degrees) < 0.6
+        assert side == ("past" if first[1] < 0 else "before")
+        sides.add(side)
+    assert sides == {"past", "before"}
+    tab.context.close()
+
+
+def test_the_shift_of_the_logits_is_said_as_it_is(browser):
+    tab, place, says = at_work(browser, "shift")
+    for c1, c2, degrees in ((0.45, 0.3, 60), (0.2, -0.5, 135)):
+        for of, value in (("c, coordinate 1", c1), ("c, coordinate 2", c2), ("Angle of x", degrees)):
+            place.get_by_label(of).fill(str(value))
+        moved = 3 * (c1 * np.cos(np.radians(degrees)) + c2 * np.sin(np.radians(degrees)))
+        assert f"by c · x = {moved:.2f} and".replace("-", "−") in says()
+    tab.context.close()
+
+
+def test_areas_are_the_numbers_of_the_training(browser):
+    tab, place, _ = at_work(browser, "training")
+    place.locator("input").press("End")
+    run = json.loads(place.get_attribute("data-run"))
+    drawn = place.locator("svg > rect").evaluate_all("all => all.map(e => e.getBoundingClientRect().width ** 2)")
+    for name, areas in zip(("learned", "sent"), np.reshape(drawn, (2, -1)), strict=True):
+        values = np.clip(np.array(run[name][-1]).ravel(), 0, None)
+        assert np.abs(areas / areas.max() - values / values.max()).max() < 0.01
+    tab.context.close()
+
+
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_every_handle_moves_by_keyboard_and_nothing_else_does(browser, name, width, scheme):
@@ -370,9 +459,9 @@ def test_the_output_gives_the_hidden_gate_away(browser):
     assert says().startswith("Press New layer first")
     for _ in range(8):
         press("New layer")
-        assert says().endswith("both gates look alike.")
+        assert says().endswith("see what F does.")
         press("It is renormalized")  # nothing has moved
-        assert says().endswith("both gates look alike.")
+        assert says().endswith("see what F does.")
         place.get_by_label("Lowered by").press("End")
         ((before, after),) = re.findall(r"from ([\d.]+) to ([\d.]+)\. Which gate", says())
         press("It is renormalized" if before == after else "It is full softmax")

@@ -95,24 +95,21 @@ def race(x_0: Float[Tensor, " N"], c: Float[Tensor, " N"], path: float, *, steps
     `int |dx| = path`, with |.| the Euclidean norm. In tau it is solved by `1/x = 1/x_0 - c tau`.
 
     Args:
-        x_0: starts, one of them positive; those that are not stay where they are (they only crawl towards 0).
+        x_0: starts, one of them positive; those that are negative rise towards 0.
         c: rates, > 0; path: length of the path, > 0.
         steps: points at which the length is summed, closer together towards the blow-up.
     """
     check.positive("path", path)
-    runs = x_0 > 0
-    if not runs.any():
+    if not (x_0 > 0).any():
         raise ValueError(f"x_0: expected at least one positive start, got {x_0}")
-    pace = (c * x_0)[runs]
+    pace = c * x_0
     leader = pace.argmax()
-    farthest = 1 + path / x_0[runs][leader]  # by this factor the leader alone would have come `path`
+    farthest = 1 + path / x_0[leader]  # by this factor the leader alone would have come `path`
     grown = torch.logspace(0, math.log10(farthest), steps, dtype=torch.float64, device=x_0.device)
     elapsed = (1 - 1 / grown) / pace[leader]
-    x = x_0[runs] / (1 - pace * elapsed[:, None])
+    x = x_0 / (1 - pace * elapsed[:, None])
     length = torch.cat([x.new_zeros(1), (x[1:] - x[:-1]).norm(dim=1).cumsum(0)])
-    end = x_0.clone()
-    end[runs] = x[int((length <= path).sum()) - 1]
-    return end
+    return x[int((length <= path).sum()) - 1]
 
 
 def race_in_steps(
