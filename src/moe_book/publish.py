@@ -420,9 +420,9 @@ NOT_FOUND = """<!doctype html>
 <title>{title}: no such page</title>
 <style>body {{ font: 1.1rem/1.6 sans-serif; max-width: 38rem; margin: 4rem auto; padding: 0 1rem }}</style></head>
 <body><h1>There is no such page</h1>
-<p>The address may be old, because we sometimes rename chapters. See the list of chapters of <a href="{home}">{title}</a>,
-look up a word in <a href="{home}book/questions.html">Questions</a>, or <a href="{home}search.html">search</a> for a
-theorem.</p></body></html>
+<p>The address may be old, because we sometimes rename chapters. See the list of chapters in
+<a href="{home}">{title}</a>, look up a word in
+<a href="{home}book/questions.html">Questions</a>, or <a href="{home}search.html">search</a> for a theorem.</p></body></html>
 """
 
 

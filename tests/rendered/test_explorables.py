@@ -251,7 +251,7 @@ PAIRS = """e => {
     const set = (field, value) => { field.value = value; field.dispatchEvent(new Event('input')); };
     const ends = f => (f.options ? [...f.options].map(o => o.value) : [f.min, f.max]);
     const reset = [...e.querySelectorAll('button')].at(-1);
-    const look = () => { const wrong = /NaN|undefined|Infinity/.exec(e.innerHTML); if (wrong) found.push(e.innerText); };
+    const look = () => { if (/NaN|undefined|Infinity/.test(e.innerHTML)) found.push(e.innerText); };
     all.forEach((a, i) => all.slice(i + 1).forEach(b => ends(a).forEach(v => ends(b).forEach(w => {
         reset.click(); set(a, v); set(b, w); look(); }))));
     return found; }"""
@@ -305,7 +305,9 @@ def test_the_first_step_of_descent_is_said_as_it_is(browser):
         place.get_by_label("Step size").fill(str(eta))
         first = (m + 10**eta * (a * m + b), s * (1 + 10**eta * a))
         degrees = np.degrees(np.arctan2(abs(first[1]), first[0]))
-        norm, angle, side = re.search(r"step of descent ends at norm ([\d.]+) and angle ([\d.]+)°, (\w+) z", says()).groups()
+        norm, angle, side = re.search(
+            r"step of descent ends at norm ([\d.]+) and angle ([\d.]+)°, (\w+) z", says()
+        ).groups()
         assert abs(float(norm) - np.hypot(*first)) < 0.06 and abs(float(angle) - degrees) < 0.6
         assert side == ("past" if first[1] < 0 else "before")
         sides.add(side)
