@@ -422,7 +422,8 @@ NOT_FOUND = """<!doctype html>
 <body><h1>There is no such page</h1>
 <p>The address may be old, because we sometimes rename chapters. See the list of chapters in
 <a href="{home}">{title}</a>, look up a word in
-<a href="{home}book/questions.html">Questions</a>, or <a href="{home}search.html">search</a> for a theorem.</p></body></html>
+<a href="{home}book/questions.html">Questions</a>, or <a href="{home}search.html">search</a> for a theorem.</p>
+</body></html>
 """
 
 
