@@ -204,10 +204,10 @@ SUMMARY = (
     "**Of the papers' {all} claims {holds} hold as stated, {sharpened} with a better constant, {proof repaired} by a "
     "new proof, and {corrected} after a correction that we state. {fails} are refuted by a counterexample, and "
     "{differs} tables, figures and experiments gave other numbers.** Of the other tables, figures and experiments "
-    "{reproduced} came out as described, and {reproduced after a search} after a search for what the paper leaves open, or by a "
-    "criterion that was set afterwards. Where our numbers differ, both stand side by side. {trend} asymptotic claims "
-    "appear as fitted trends, {misprint} are misprints, and {untested} could not be tested. The book adds "
-    "{own} results of its own. If a number stops supporting its verdict, the book does not build."
+    "{reproduced} came out as described, and {reproduced after a search} after a search for what the paper leaves "
+    "open, or by a criterion that was set afterwards. Where our numbers differ, both stand side by side. {trend} "
+    "asymptotic claims appear as fitted trends, {misprint} are misprints, and {untested} could not be tested. The "
+    "book adds {own} results of its own. If a number stops supporting its verdict, the book does not build."
 )
 
 
