@@ -1,7 +1,7 @@
 """The smallest sparse layer: a threshold on the line between two experts that always answer +1 and -1.
 
 The label of x is `sign x`, the logits are `h = (x - b, 0)`, the loss is squared, one expert is selected, and b is
-the only parameter. With the selection first the risk over x uniform on [-1, 1] is `2 |b|`.
+the only parameter. With the renormalized gate the risk over x uniform on [-1, 1] is `2 |b|`.
 """
 
 from collections.abc import Sequence
