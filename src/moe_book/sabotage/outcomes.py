@@ -87,6 +87,11 @@ def current(claim: str) -> dict[str, dict]:
     return {row["key"]: row for row in entry["mutants"]}
 
 
+def complete(claim: str) -> bool:
+    """Whether all mutants of a claim have an outcome that holds; some of them say little of its check."""
+    return bool(known := current(claim)) and len(known) == _read(chapter_of(claim))["claims"][claim]["size"]
+
+
 def store(chapter: str, drawn: dict[str, list[Mutant]], found: dict[str, dict], trace: list[dict]) -> None:
     """Keep the outcomes of the mutants that claims of a chapter have drawn, by key; what is of none of them goes."""
     file = _read(chapter)
@@ -160,13 +165,15 @@ def score(mutants: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_claim() -> dict[str, dict]:
-    """For the ledger: each claim's score, how its mutants ended, and those that survived.
+    """For the ledger: the score of each claim whose mutants have all run, how they ended, and those that survived.
 
     Returns:
         By claim `score` in percent (None where nothing was judged), the counts of `ENDS`, and `survivors` and
         `equivalents`, lists of mutants as `ended` gives them.
     """
-    rows, found = ended(), {}
+    all_rows, found = ended(), {}
+    whole = {claim for claim in {row["claim"] for row in all_rows} if complete(claim)}
+    rows = [row for row in all_rows if row["claim"] in whole]
     scores = score(pd.DataFrame(rows)) if rows else pd.DataFrame()
     for claim, numbers in scores.iterrows():
         counts = {end: int(numbers[end]) for end in ENDS}
