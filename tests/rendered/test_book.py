@@ -30,10 +30,12 @@ TORN = """() => [...document.querySelectorAll('article .held')].filter(e => e.of
     range.selectNodeContents(e.lastChild);
     return e.lastChild.data && range.getBoundingClientRect().top > formula.bottom;
 }).map(e => e.parentElement.innerText.slice(0, 80))"""
-#: Boxes of an article that scroll sideways and do not say so.
-SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth
+#: What is shown of an article, scrolls sideways, and does not say so.
+SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth && e.checkVisibility()
     && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
     && !e.classList.contains('scrolls')).map(e => `${e.tagName}.${e.className}`)"""
+#: Two frames, in the first of which sizes are told.
+NEXT = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 BROKEN = "() => [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 80))"
 
 
@@ -104,6 +106,7 @@ def test_page_reads_offline(windows, page, width, scheme):
     assert tab.evaluate(RENDERED) == [], "unrendered formulas"
     assert tab.evaluate(TORN) == [], "signs apart from their formulas"
     assert tab.evaluate(BROKEN) == [], "broken images"
+    tab.evaluate(NEXT)
     assert tab.evaluate(SILENT) == [], "what scrolls without a sign"
     assert tab.evaluate("() => document.documentElement.dataset.theme") == scheme
     assert tab.evaluate("() => document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
@@ -125,7 +128,7 @@ def test_a_window_that_changes_marks_only_what_scrolls(browser):
     tab, _ = opened(browser, "notebooks/12_beyond_gaussians.html")
     for width in (360, 1280):
         tab.set_viewport_size({"width": width, "height": 900})
-        tab.evaluate("() => new Promise(requestAnimationFrame)")
+        tab.evaluate(NEXT)
         assert tab.evaluate(fitting) == 0 and tab.evaluate(marked) > 0, width
     tab.context.close()
 

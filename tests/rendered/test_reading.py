@@ -183,7 +183,7 @@ OPEN = """() => { document.querySelectorAll('article details').forEach(e => { e.
     document.querySelectorAll('.toggle-hidden').forEach(e => e.classList.remove('toggle-hidden'));
     dispatchEvent(new Event('resize')); }"""
 #: Boxes of an article that scroll sideways and do not say so, or a page that does.
-SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth
+SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth && e.checkVisibility()
     && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
     && !e.classList.contains('scrolls')).map(e => `${e.tagName}.${e.className}`)
     .concat(document.documentElement.scrollWidth > innerWidth ? ['page'] : [])"""
