@@ -6,7 +6,8 @@ function filterRows(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
   const plain = (text) => text.toLowerCase().replaceAll(/[-‐–]/g, " ");
   const small = new Set(["a", "al", "and", "et", "in", "of", "the"]);
-  const holds = (words, asked) => plain(asked).split(/\s+/).every((word) => small.has(word) || plain(words).includes(word));
+  const holds = (words, asked) => plain(asked).split(/\s+/)
+    .every((word) => small.has(word) || plain(words).includes(word));
   const show = () => {
     const shown = rows.filter(({ words, marks }) => fields.every(({ name, value }) =>
       !value || (name === "text" ? holds(words, value) : marks[name] === value)));
@@ -31,8 +32,9 @@ function filterRows(form, rows) {
 // Places of the papers, ranges by their members; without the numbers of the book's boxes, which would be taken for
 // them, and without the claims that one rests on.
 function ledgerRows() {
-  const said = (cell) => (cell.querySelector(".claim-box, .claim-rest") ? cell.firstChild : cell.querySelector("summary") ?? cell);
-  const texts = (row) => [...row.cells].map((cell) => said(cell).textContent);
+  const boxed = (cell) => cell.querySelector(".claim-box, .claim-rest") && cell.firstChild;
+  const said = (cell) => (boxed(cell) ?? cell.querySelector("summary") ?? cell).textContent;
+  const texts = (row) => [...row.cells].map(said);
   return [...document.querySelectorAll("table.ledger tbody tr")].map((row) => (
     { parts: [row], marks: row.dataset, words: [...texts(row), row.dataset.places].join("\n").toLowerCase() }));
 }
@@ -58,8 +60,8 @@ function lightNeighbours(map) {
   ["pointerover", "pointerleave", "focusin", "focusout"].forEach((kind) => map.addEventListener(kind, light));
 }
 
-// A box that scrolls sideways can be reached with the keyboard, and says that it goes on. The browser tells sizes when it
-// has laid the page out: nothing is laid out for the question, and nothing in a fold before it is opened.
+// A box that scrolls sideways can be reached with the keyboard, and says that it goes on. The browser tells sizes when
+// it has laid the page out: nothing is laid out for the question, and nothing in a fold before it is opened.
 function markScrolling(boxes) {
   const sizes = new ResizeObserver((changes) => {
     const scrolls = changes.map(({ target }) => target.clientWidth > 0 && target.scrollWidth > target.clientWidth + 4
@@ -128,8 +130,9 @@ function sentenceAt(link) {
       break;
     }
   }
-  const rects = [...rest.getClientRects()].map(({ bottom }) => bottom), first = block.getBoundingClientRect().top;
-  return [Math.max(first, place.top - NEAR) - GAP, Math.min(Math.max(place.bottom, ...rects), place.bottom + NEAR) + GAP];
+  const first = block.getBoundingClientRect().top;
+  const last = Math.max(place.bottom, ...[...rest.getClientRects()].map(({ bottom }) => bottom));
+  return [Math.max(first, place.top - NEAR) - GAP, Math.min(last, place.bottom + NEAR) + GAP];
 }
 
 function showPreviews(article) {
@@ -145,7 +148,8 @@ function showPreviews(article) {
       box.innerHTML = html;
       box.hidden = false;
       link.setAttribute("aria-describedby", "preview");
-      const place = link.getClientRects()[0], around = article.getBoundingClientRect(), [top, bottom] = sentenceAt(link);
+      const place = link.getClientRects()[0], around = article.getBoundingClientRect();
+      const [top, bottom] = sentenceAt(link);
       const below = bottom + box.offsetHeight < innerHeight || top < box.offsetHeight;
       box.style.left = `${Math.max(0, Math.min(place.left - around.left, around.width - box.offsetWidth))}px`;
       box.style.top = `${(below ? bottom : top - box.offsetHeight) - around.top}px`;
@@ -159,7 +163,11 @@ function showPreviews(article) {
     else if (target.closest(".preview")) clearTimeout(wait);
     else if (asked) later(hide, 400);
   });
-  article.addEventListener("focusin", ({ target }) => { if (target.matches("a[href*='#']:focus-visible")) { hide(); show(target); } });
+  article.addEventListener("focusin", ({ target }) => {
+    if (!target.matches("a[href*='#']:focus-visible")) return;
+    hide();
+    show(target);
+  });
   article.addEventListener("focusout", hide);
   addEventListener("keydown", ({ key }) => { if (key === "Escape") hide(); });
 }
@@ -168,16 +176,22 @@ function showPreviews(article) {
 function citeWhenAsked(article) {
   const said = (name) => document.querySelector(`meta[name="${name}"], meta[property="${name}"]`)?.content;
   const page = said("og:url") ?? location.href.split(/[?#]/)[0].replace(ROOT, "");
+  const made = (name, set) => Object.assign(document.createElement(name), set);
+  const copied = (text) => navigator.clipboard?.writeText(text).then(() => true, () => false);
   article.addEventListener("click", async ({ target }) => {
     const button = target.closest("button.cite"), card = target.closest(".claim-card");
     if (!button) return;
-    const what = card ? `claim ${card.id.replace("claim-", "")}` : `“${said("og:title")}”`;
-    const address = `${page}${card ? `#${card.id}` : ""}`, line = `${said("citation")}, ${what}, ${address}`;
-    const entry = said("bibtex").replace(",", `${card ? `:${card.id.replace("claim-", "")}` : ""},`).replace(/\n}$/, `,\n  note    = {${what}, ${address}}\n}`);
-    const copied = await navigator.clipboard?.writeText(line).then(() => "Copied: ", () => "");
-    const below = button.closest("p"), made = (name, set) => Object.assign(document.createElement(name), set);
-    const lines = below.nextElementSibling?.matches(".cited") ? below.nextElementSibling : made("div", { className: "cited" });
-    lines.replaceChildren(made("output", { value: `${copied ?? ""}${line}` }), made("output", { value: entry }));
+    const name = card?.id.replace("claim-", ""), what = card ? `claim ${name}` : `“${said("og:title")}”`;
+    const address = card ? `${page}#${card.id}` : page, line = `${said("citation")}, ${what}, ${address}`;
+    const entry = said("bibtex").replace(",", card ? `:${name},` : ",")
+      .replace(/\n}$/, `,\n  note    = {${what}, ${address}}\n}`);
+    const below = button.closest("p"), after = below.nextElementSibling;
+    const lines = after?.matches(".cited") ? after : made("div", { className: "cited" });
+    const value = `${await copied(line) ? "Copied: " : ""}${line}`;
+    const again = made("button", { type: "button", textContent: "Copy BibTeX" });
+    again.addEventListener("click", async () => { if (await copied(entry)) again.textContent = "Copied BibTeX"; });
+    lines.replaceChildren(made("output", { value }), made("output", { value: entry }));
+    if (navigator.clipboard) lines.append(again);
     below.after(lines);
   });
 }

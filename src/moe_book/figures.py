@@ -9,6 +9,7 @@ import io
 import math
 import re
 from itertools import cycle, islice
+from textwrap import wrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,7 +23,8 @@ from PIL import Image
 
 from moe_book.typeset import CAPTION
 
-NARROW = 3.9  # inches of a figure whose panels a phone shows below each other
+NARROW = 3.9  # inches of a figure as a phone shows it, its panels below each other
+WIDE = 6  # inches from which a single panel would be illegible so narrow, so that a phone scrolls it
 
 #: Colours by what they show, the same through the whole book (from Okabe and Ito's colour-blind-safe set).
 COLORS = {
@@ -216,8 +218,10 @@ def show(figure: Figure, caption: str, alt: str) -> None:
             raise ValueError(f"{name}: expected a sentence, got {value!r}")
     alt = " ".join(alt.split())
     about, image = {"alt": alt}, _png(figure)
-    if _stack(figure):
-        about["stacked"] = _png(figure)
+    if (stacked := _stack(figure)) or NARROW < figure.get_figwidth() < WIDE:
+        about |= {"stacked": stacked, "phone": _phone(figure)}
+    elif figure.get_figwidth() >= WIDE:
+        about |= {"wide": True}
     plt.close(figure)
     _display({"image/png": image, "text/plain": f"[{alt}]"}, caption, {"image/png": about})
 
@@ -247,7 +251,7 @@ def _stack(figure: Figure) -> bool:
         spare = [None] * (-rows % beside)
         order = [ax for column in range(columns) for ax in (*axes[column::columns], *spare)]
     down = math.ceil(len(order) / beside)
-    figure.set_size_inches(NARROW, figure.get_figheight() / rows * down)
+    figure.set_figheight(figure.get_figheight() / rows * down)
     left = axes[0]
     for ax, place in zip(order, GridSpec(down, beside, figure), strict=False):
         if ax is None:
@@ -260,12 +264,47 @@ def _stack(figure: Figure) -> bool:
             ax.set_ylabel("")
         if place.is_last_row():
             ax.tick_params(labelbottom=True)
-    _narrow_legends(figure)
     return True
 
 
+def _phone(figure: Figure) -> str:
+    """A figure as a phone shows it, where letters of a wide one would be too small to read."""
+    figure.draw_without_rendering()
+    rest = figure.get_figheight() - _legends_height(figure)
+    figure.set_size_inches(NARROW, 2 * figure.get_figheight())  # room for legends of any height
+    _narrow_legends(figure)
+    figure.set_figheight(rest + _legends_height(figure))
+    _wrap_labels(figure)
+    return _png(figure)
+
+
+def _legends_height(figure: Figure) -> float:
+    return sum(legend.get_window_extent().height for legend in figure.legends) / figure.dpi
+
+
+def _wrap_labels(figure: Figure) -> None:
+    """Titles and labels of axes in as many lines as it takes to stay inside the figure; formulas are not broken."""
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
+            said = re.sub(r"[$][^$]+[$]", lambda formula: formula[0].replace(" ", "\0"), text.get_text())
+            for lines in range(2, 5):
+                along, end = (0, figure.bbox.width) if text is not ax.yaxis.label else (1, figure.bbox.height)
+                low, high = text.get_window_extent().get_points()[:, along]
+                if low >= 0 and high <= end:
+                    break
+                wrapped = wrap(said, math.ceil(1.1 * len(said) / lines), break_long_words=False, break_on_hyphens=False)
+                text.set_text("\n".join(wrapped).replace("\0", " "))
+                figure.draw_without_rendering()
+
+
 def _narrow_legends(figure: Figure) -> None:
-    """Legends above a figure in as many columns as it is wide enough for."""
+    """Legends above a figure in as many columns as it is wide enough for; one column where axes are too narrow."""
+    for ax in figure.axes:
+        legend = ax.get_legend()
+        if legend and legend.get_window_extent().width > 0.9 * ax.bbox.width:
+            labels = [text.get_text() for text in legend.get_texts()]
+            ax.legend(legend.legend_handles, labels, prop=legend.prop)
     for legend in list(figure.legends):
         labels = [text.get_text() for text in legend.get_texts()]
         for n in range(len(labels), 0, -1):

@@ -5,7 +5,6 @@ Every number in them is the ledger's or a chapter's, but for the sentences of th
 
 import base64
 import csv
-import io
 import re
 import statistics
 from collections import Counter
@@ -19,7 +18,6 @@ from urllib.parse import quote
 
 import nbformat
 from bs4 import BeautifulSoup
-from PIL import Image
 from pybtex.database import parse_file
 
 from moe_book import citing, front, manifest, notebooks
@@ -595,18 +593,15 @@ def citations() -> str:
 
 # --- chapters -----------------------------------------------------------------------------------
 
-WIDE = 945  # pixels of a figure that a phone does not shrink to its own width: 6.3 inches
-
 
 def _drawn(output: Mapping) -> str:
-    """A figure as HTML; a phone gets its panels below each other, or a mark that it scrolls where it is wide."""
+    """A figure as HTML; a phone gets its narrow drawing, or a mark that it scrolls where it has none."""
     about = output["metadata"]["image/png"]
-    data, stacked, alt = output["data"]["image/png"], about.get("stacked"), escape(about["alt"])
-    wide = not stacked and Image.open(io.BytesIO(base64.b64decode(data))).width > WIDE
-    style = ' class="wide"' * wide + ' style="max-width:100%;height:auto"'
+    data, phone, alt = output["data"]["image/png"], about.get("phone"), escape(about["alt"])
+    style = ' class="wide"' * about.get("wide", False) + ' style="max-width:100%;height:auto"'
     image = f'<img alt="{alt}"{style} src="data:image/png;base64,{data}">'
-    source = f'<source media="(max-width: 600px)" srcset="data:image/png;base64,{stacked}">'
-    return f"<picture>{source}{image}</picture>" if stacked else image
+    source = f'<source media="(max-width: 600px)" srcset="data:image/png;base64,{phone}">'
+    return f"<picture>{source}{image}</picture>" if phone else image
 
 
 TABLE = re.compile(r"<table[^>]*\bbook-table\b.*?</table>", re.DOTALL)
@@ -695,7 +690,7 @@ def presented(
         anchor = re.sub(r"\W", "-", name[0].lower() + name[1:])
         body = _drawn(shown) if "image/png" in shown["data"] else shown["data"]["text/html"]
         said = f'<a class="figure-number" href="#{anchor}">{name}.</a> {formulas(caption["data"]["text/markdown"])}'
-        if "stacked" in shown.get("metadata", {}).get("image/png", {}):
+        if shown.get("metadata", {}).get("image/png", {}).get("stacked"):
             said += '<span class="on-phone"> On this narrow screen the panels stand below each other.</span>'
         below = f'<figcaption class="mathjax_process">{said}</figcaption>'
         shown["data"] = {"text/html": f'<figure class="book-figure" id="{anchor}">{body}{below}</figure>'}

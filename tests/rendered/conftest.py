@@ -9,6 +9,11 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "_build" / "html"
+#: Boxes of an article that scroll sideways and do not say so, or a page that does.
+SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth && e.checkVisibility()
+    && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
+    && !e.classList.contains('scrolls')).map(e => `${e.tagName}.${e.className}`)
+    .concat(document.documentElement.scrollWidth > innerWidth ? ['page'] : [])"""
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from conftest import HTML
+from conftest import HTML, SILENT
 from playwright.sync_api import TimeoutError
 from pybtex.database import parse_string
 from test_book import CHAPTERS, PAGES, barriers, load, opened, read, window
@@ -89,6 +89,7 @@ def test_an_address_in_a_fold_opens_it(browser, page):
 def test_a_claim_and_a_page_are_cited_by_keyboard(browser):
     page = "notebooks/03_smooth_routing.html"
     tab, complaints = opened(browser, page)
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     for button, line in {
         "[id='claim-chen-lem-5.1'] button.cite": f"claim chen-lem-5.1, {page}#claim-chen-lem-5.1",
         ".cite-page button.cite": f"“3. Noise makes routing smooth”, {page}",
@@ -97,11 +98,15 @@ def test_a_claim_and_a_page_are_cited_by_keyboard(browser):
         tab.keyboard.press("Enter")
         tab.wait_for_function("() => document.activeElement.closest('p').nextElementSibling?.matches('.cited')")
         said, entry = tab.evaluate(
-            "() => [...document.activeElement.closest('p').nextElementSibling.children].map(e => e.value)"
+            "() => [...document.activeElement.closest('p').nextElementSibling.querySelectorAll('output')].map(e => e.value)"
         )
         assert re.search(r"\(20\d\d\)\. Mixture of Experts, Checked, version \d", said) and said.endswith(line)
         [found] = parse_string(entry, "bibtex").entries.values()
         assert found.fields["title"] == "{Mixture of Experts, Checked}" and found.fields["note"] == line
+        tab.evaluate("() => document.activeElement.closest('p').nextElementSibling.querySelector('button').focus()")
+        tab.keyboard.press("Enter")
+        tab.wait_for_function("() => document.activeElement.textContent === 'Copied BibTeX'")
+        assert tab.evaluate("() => navigator.clipboard.readText()") == entry
     names = tab.eval_on_selector_all(".claim-card button.cite", "all => all.map(e => e.getAttribute('aria-label'))")
     assert names and len(set(names)) == len(names) and all(name.startswith("cite the claim ") for name in names)
     assert complaints == []
@@ -182,11 +187,6 @@ WIDTHS = (360, 768, 1280, 1920)
 OPEN = """() => { document.querySelectorAll('article details').forEach(e => { e.open = true; });
     document.querySelectorAll('.toggle-hidden').forEach(e => e.classList.remove('toggle-hidden'));
     dispatchEvent(new Event('resize')); }"""
-#: Boxes of an article that scroll sideways and do not say so, or a page that does.
-SILENT = """() => [...document.querySelectorAll('article *')].filter(e => e.clientWidth && e.checkVisibility()
-    && e.scrollWidth > e.clientWidth + 4 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)
-    && !e.classList.contains('scrolls')).map(e => `${e.tagName}.${e.className}`)
-    .concat(document.documentElement.scrollWidth > innerWidth ? ['page'] : [])"""
 SETTLED = "() => document.getAnimations().every(e => e.playState !== 'running')"  # sidebars and folds move into place
 
 

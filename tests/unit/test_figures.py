@@ -52,6 +52,11 @@ def shown(monkeypatch):
     plt.close("all")
 
 
+def on_phone(shown):
+    """The narrow drawing of the figure that was shown."""
+    return Image.open(io.BytesIO(base64.b64decode(shown[0][1]["image/png"]["phone"])))
+
+
 def closest(colors, eye):
     pairs = combinations(colors, 2)
     return min((np.linalg.norm(lab(a, eye) - lab(b, eye)), a, b) for a, b in pairs)
@@ -94,7 +99,7 @@ def test_a_figure_is_shown_with_caption_and_alternative_text_and_closed(shown):
     figures.show(fig, "The <b>line</b> $a<b$ rises.", 'A "line" & more.')
     (figure, about), (caption, mark) = shown
     assert figure.keys() == {"image/png", "text/plain"} and figure["text/plain"] == '[A "line" & more.]'
-    assert about == {"image/png": {"alt": 'A "line" & more.'}} and mark == {CAPTION: True}
+    assert about["image/png"]["alt"] == 'A "line" & more.' and mark == {CAPTION: True}
     assert {*caption.values()} == {"The <b>line</b> $a<b$ rises."}
     image = Image.open(io.BytesIO(base64.b64decode(figure["image/png"])))
     assert image.size == (870, 510) and image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
@@ -123,8 +128,8 @@ def test_panels_side_by_side_are_stacked_for_a_phone(shown, rows, columns, title
         first.set_ylabel("height")
     fig.legend(loc="outside upper center", ncol=4)
     figures.show(fig, "Caption.", "Alternative text.")
-    stacked = Image.open(io.BytesIO(base64.b64decode(shown[0][1]["image/png"]["stacked"])))
-    assert stacked.width == round(150 * figures.NARROW) and stacked.height == 300 * down
+    stacked, about = on_phone(shown), shown[0][1]["image/png"]
+    assert stacked.width == round(150 * figures.NARROW) and stacked.height >= 300 * down and about["stacked"]
     places = [ax.get_subplotspec() for ax in axes.flat]
     assert {place.get_gridspec().get_geometry() for place in places} == {(down, beside)}
     each = beside * -(-rows // beside)  # places that a column takes
@@ -139,9 +144,35 @@ def test_panels_side_by_side_are_stacked_for_a_phone(shown, rows, columns, title
     assert len(legend.get_texts()) == rows * columns
 
 
-def test_a_column_of_panels_stays_as_it_is(shown):
-    figures.show(figures.panels(2, 1)[0], "Caption.", "Alternative text.")
-    assert "stacked" not in shown[0][1]["image/png"]
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_phone_shows_a_panel_as_wide_as_itself(shown, rows):
+    """Its legend has fewer columns and takes no room from the panels; labels that would be cut have several lines."""
+    fig, axes = figures.panels(rows, 1, height=2.0, squeeze=False)
+    for ax in axes.flat:
+        for m in range(3):
+            ax.plot([0, 1], [0, m], label=f"line {m} with a label")
+        ax.legend(ncol=3)
+        ax.set(xlabel="a label that is longer than the axis of which it tells $a + b + c$ in words", ylabel="y")
+        ax.set_title("a title that is longer than its panel and longer than the whole figure")
+    fig.legend(handles=[*axes[0, 0].lines], loc="outside upper center", ncol=3)
+    figures.show(fig, "Caption.", "Alternative text.")
+    drawn, about = on_phone(shown), shown[0][1]["image/png"]
+    assert drawn.width == round(150 * figures.NARROW) and drawn.height > 300 * rows and not about["stacked"]
+    fig.draw_without_rendering()
+    for ax in axes.flat:
+        for text in (ax.title, ax.xaxis.label):
+            box = text.get_window_extent()
+            assert "\n" in text.get_text() and 0 <= box.x0 < box.x1 <= fig.bbox.width
+        assert "$a + b + c$" in ax.get_xlabel() and ax.get_ylabel() == "y"
+        assert ax.get_legend().get_window_extent().width <= ax.bbox.width and len(ax.get_legend().get_texts()) == 3
+    assert fig.legends[0].get_window_extent().width <= fig.bbox.width
+
+
+@pytest.mark.parametrize(("width", "phone", "wide"), [(3.9, False, False), (5.8, True, False), (6.4, False, True)])
+def test_what_is_narrow_stays_and_what_is_wide_scrolls(shown, width, phone, wide):
+    figures.show(figures.panels(width=width)[0], "Caption.", "Alternative text.")
+    about = shown[0][1]["image/png"]
+    assert ("phone" in about, "wide" in about) == (phone, wide)
 
 
 @pytest.mark.parametrize(("caption", "alt"), [("", "text"), ("text", " \n")])
@@ -199,7 +230,7 @@ of two lines.""",
 seen.""",
     )
     figures.table(pd.DataFrame({"a": [1.0]}), "A caption\nof a table.")
-    assert shown[0][1] == {"image/png": {"alt": "What is to be seen."}}
+    assert shown[0][1]["image/png"]["alt"] == "What is to be seen."
     assert [shown[i][0]["text/markdown"] for i in (1, 3)] == ["A caption of two lines.", "A caption of a table."]
 
 

@@ -566,7 +566,7 @@ def _drawn(layer: Layer, at: Asked, size: Float[Tensor, " n"]) -> float:
 def lower_one(layer: Layer, at: Asked) -> tuple[float, float]:
     """Largest relative change of the output when the best unselected logit of a token falls by 1, and that predicted.
 
-    With the selection first it is 0; with a softmax over all first, the output grows by `1/(1 - pi_j (1 - 1/e))`.
+    With the renormalized gate it is 0; with the full-softmax gate the output grows by `1/(1 - pi_j (1 - 1/e))`.
     """
     if bool(at.chosen.all()):
         return 0.0, 0.0
