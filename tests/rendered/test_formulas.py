@@ -41,6 +41,23 @@ def test_every_sign_has_its_glyph(browser, tmp_path):
     assert len(leaves) > 400
 
 
+@pytest.mark.parametrize("inside", ["<mn>2</mn>", "<mfrac><mn>2</mn><mi>x</mi></mfrac>"])
+@pytest.mark.parametrize("root", ["<msqrt>{}</msqrt>", "<mroot>{}<mn>3</mn></mroot>"])
+def test_a_root_has_its_sign(browser, tmp_path, root, inside):
+    """No leaf has it: the browser puts it before what stands inside, and leaves it out where the font has none."""
+    style = (HTML / "_static" / "temml.css").as_uri()
+    page = tmp_path / "root.html"
+    body = f"<math>{root.format(inside)}</math>"
+    page.write_text(f'<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="{style}">{body}', "utf-8")
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    tab.evaluate("() => document.fonts.ready")
+    before = "e => (e.firstElementChild.getBoundingClientRect().left - e.getBoundingClientRect().left)"
+    ems = tab.eval_on_selector("msqrt, mroot", f"e => ({before})(e) / parseFloat(getComputedStyle(e).fontSize)")
+    tab.close()
+    assert 0.5 < ems < 1.5
+
+
 #: Formulas on lines of their own that a phone has to scroll, by how much, and all of them.
 WIDE = """() => [...document.querySelectorAll('article div.math > math')].filter(e => e.clientWidth)
     .map(e => e.scrollWidth - e.clientWidth)"""
