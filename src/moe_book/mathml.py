@@ -1,6 +1,7 @@
 """Formulas as MathML, set by Temml when the book is built: no script runs for them in a reader's browser."""
 
 import atexit
+import re
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -12,6 +13,8 @@ TEMML = Path(__file__).with_name("temml") / "temml.min.js"
 #: Signs before which a formula on a line of its own may break; after a wide space, too.
 RELATIONS = frozenset("=≠<>≤≥≪≫≈≃≍∼∝∈⊂⊆→←⟶⟺↦")
 WIDE = ("1em", "2em")
+LARGE = re.compile(r'<mo (?=[^>]*minsize)')  # from \big and its like, beside which a browser would leave space
+OPENING, CLOSING = "([{⟨⌊⌈", ")]}⟩⌋⌉"
 
 
 @cache
@@ -36,10 +39,30 @@ def mathml(formula: str, display: bool = False) -> str:
     how = {"displayMode": display, "wrap": "tex", "throwOnError": True}
     try:
         found = str(_temml().call("temml.renderToString", formula, how)).replace("‾", "¯")  # which the font has
-        return _broken(found) if display else found
+        found = LARGE.sub(r'\g<0>lspace="0em" rspace="0em" ', found)
+        return _broken(found) if display else _joined(found)
     except JSEvalException as error:
         reason = next(filter(None, map(str.strip, str(error).splitlines())), "")
         raise ValueError(f"formula: expected LaTeX that Temml knows, got {formula!r}: {reason}") from None
+
+
+def _joined(found: str) -> str:
+    """A formula in a line of text, without breaks at the inner side of a bracket or before a lone operator.
+
+    Temml puts what it does not break into a row; an operator alone in a row would lose the space about it.
+    """
+    math = ET.fromstring(found)
+    if any(row.tag != "mrow" or not len(row) for row in math):
+        return found
+    rows = [math[0]]
+    for row in math[1:]:
+        lone = any([one.tag for one in each] == ["mo"] for each in (rows[-1], row))
+        if lone or rows[-1][-1].text in (*OPENING,) or row[0].text in (*CLOSING,):
+            rows[-1].extend(row)
+        else:
+            rows.append(row)
+    math[:] = rows
+    return ET.tostring(math, encoding="unicode", short_empty_elements=False)
 
 
 def _broken(found: str) -> str:

@@ -65,6 +65,22 @@ def test_a_formula_on_its_own_line_keeps_address_and_number():
     assert parts == [["a", "=∑ibi,"], ["c", "≤d"]]
 
 
+@pytest.mark.parametrize(
+    ("formula", "rows"),
+    [
+        (r"P\big(a\ge b\big)\le c", ["P(a≥", "b)≤", "c"]),
+        (r"\big|x\big|=1", ["|x|=", "1"]),
+        (r"a,\dots,b", ["a,…,", "b"]),
+        ("a-b", ["a−", "b"]),
+    ],
+)
+def test_a_line_breaks_neither_inside_a_bracket_nor_before_a_lone_operator(formula, rows):
+    """And large brackets, which are none for a browser, have no space of their own."""
+    math = BeautifulSoup(mathml(formula), "html.parser").math
+    assert [row.text for row in math.find_all("mrow", recursive=False)] == rows
+    assert all(mo["lspace"] == mo["rspace"] == "0em" for mo in math.select("mo[minsize]"))
+
+
 def test_code_and_scripts_are_left_as_they_are():
     for tag in ("pre", "code", "script", "style"):
         page = rf"<{tag} class='a'>\(x\)</{tag}>"
