@@ -183,8 +183,8 @@ function citeWhenAsked(article) {
     if (!button) return;
     const name = card?.id.replace("claim-", ""), what = card ? `claim ${name}` : `“${said("og:title")}”`;
     const address = card ? `${page}#${card.id}` : page, line = `${said("citation")}, ${what}, ${address}`;
-    const entry = said("bibtex").replace(",", card ? `:${name},` : ",")
-      .replace(/\n}$/, `,\n  note    = {${what}, ${address}}\n}`);
+    const key = name ?? page.replace(/^.*\/|\.html$/g, ""), tex = `${what}, ${address}`.replace(/[#%&_]/g, "\\$&");
+    const entry = said("bibtex").replace(",", `:${key},`).replace(/\n}$/, `,\n  note    = {${tex}}\n}`);
     const below = button.closest("p"), after = below.nextElementSibling;
     const lines = after?.matches(".cited") ? after : made("div", { className: "cited" });
     const value = `${await copied(line) ? "Copied: " : ""}${line}`;
@@ -196,6 +196,16 @@ function citeWhenAsked(article) {
   });
 }
 
+// The list of chapters keeps the place it was scrolled to; the page one is on comes into sight.
+function showCurrent() {
+  const list = document.querySelector(".bd-sidebar-primary"), here = list?.querySelector("li.current > a");
+  if (!here?.offsetParent) return;
+  const around = list.getBoundingClientRect(), place = here.getBoundingClientRect(), room = 0.15 * around.height;
+  if (place.top > around.top + room && place.bottom < around.bottom - room) return;
+  list.scrollTop += place.top - around.top - around.height / 3;
+}
+
+addEventListener("load", showCurrent);
 document.addEventListener("DOMContentLoaded", () => {
   const article = document.querySelector("article.bd-article");
   if (article) {

@@ -73,7 +73,8 @@
   }
 
   const outputKeys = ({ hidden, said }) => (hidden && !said
-    ? [["ink", "output F; circle: before"]] : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax; circle: before"]]);
+    ? [["ink", "output F; circle: before"]]
+    : [["topk_softmax", "F, renormalized"], ["softmax_topk", "F, full softmax; circle: before"]]);
 
   function draw(kit, state) {
     const wide = [-2.2, 2.2], words = { xlabel: "first coordinate", ylabel: "second coordinate" };
@@ -120,10 +121,10 @@
 
   Explorable.add("lowered", {
     title: "Which gate is it?",
-    says: "Numbered dots are the answers of six experts, arrows the output F, side by side for two gates. Press New layer, "
-      + "which hides its gate, lower a logit, and name the gate.",
-    shows: "First, the answers of six experts and the output as an arrow, those of two gates side by side; second, the "
-      + "six logits, two of them selected.",
+    says: "Dots are six experts' answers, and arrows are the outputs F of two gates. Press New layer, which hides its "
+      + "gate. Lower a logit, watch F, and name the gate.",
+    shows: "First, six experts' answers and the output of each visible gate as an arrow; second, the six logits, two of "
+      + "them selected.",
     handles: [
       { key: "t", label: "Lowered by t", min: 0, max: 3, step: 0.1, value: 3 },
       { key: "rank", label: "Unselected logit", value: "3",

@@ -122,7 +122,8 @@
     };
     x.forEach((xi, i) => { if (i > 1 && xi > 0) curve(i, "reference", "thin"); });
     const loser = 1 - first, limit = log(ends[loser]);
-    if (limit < Infinity) plot.line(EDGES.path.map((edge) => [edge, limit]), loser ? "bound" : "measured", "thin dashed");
+    const losing = loser ? "bound" : "measured";
+    if (limit < Infinity) plot.line(EDGES.path.map((edge) => [edge, limit]), losing, "thin dashed");
     [[1, "bound"], [0, "measured"]].forEach(([i, colour]) => {
       curve(i, colour);
       plot.line([[state.path, log(now[i])], ...along(i, (p) => p.length > length)], colour, "thin dashed");
@@ -142,17 +143,18 @@
     const racing = x.filter((xi) => xi > 0).length;
     const { played, lost } = state.counted === setting(state) ? state : { played: 0, lost: 0 };
     return `Racer 1 has grown ${grown[0]}, and racer 2 ${grown[1]}. In a long race ${outcome}. `
-      + `${racing} of ${state.racers} products are positive, so they race.`
+      + `${racing} of ${state.racers} products are positive and race.`
       + (played ? ` The leader lost ${lost} of ${played} draws; by theory it loses `
         + `${share(overtakes(state.racers, 2 ** state.ratio))}.` : "");
   }
 
-  const percent = (part) => (part < 0.01 ? `${(100 * part).toPrecision(2)} %` : share(part));
+  const percent = (part) => `${part < 0.01 ? (100 * part).toPrecision(2) : Explorable.number(100 * part, part < 1 ? 1 : 0)} %`;
 
   Explorable.add("race", {
     title: "Who wins the race?",
-    says: "A product z grows at the speed rate · z². The path is how far the expert has moved. Raise the rate of racer 2 "
-      + "until it wins (possible at leads below 100 %). Then make 100 new draws at this rate: how often does the leader lose?",
+    says: "Each product z grows by rate · z² in time. The path is how far the expert has moved. Raise the rate of racer "
+      + "2 until it wins (possible at leads below 100 %). Press 100 new draws, which are only counted: how often does the "
+      + "leader lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
       { key: "lead", label: "Initial lead of racer 1", min: LEADS[0], max: LEADS[1], step: LEAD_STEP, value: -0.5,

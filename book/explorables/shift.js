@@ -24,9 +24,9 @@
     ({ key: `c${a}`, label: `c, coordinate ${a}`, min: -LIMIT, max: LIMIT, step: STEP, value, text: (v) => number(v, 4) });
 
   Explorable.add("shift", {
-    title: "One shift of all rows is invisible",
-    says: "Drag c, which is added to all four rows of a linear router. Which c makes the mean row zero? Does it change "
-      + "the gates? Repeat at another x.",
+    title: "A common shift changes no gate",
+    says: "Drag c, which is added to all four rows of a linear router. The logits move; do the gates? Make the mean row "
+      + "(black ring) zero. Then drag x.",
     shows: "First, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
       + "third of the input x. Second, four logits before and after the shift, and four gates.",
     handles: [
@@ -41,7 +41,7 @@
       const [before, after] = [softmax(h), softmax(y)];
       const plane = plot(0, {
         x: [-1.25, 1.25], y: [-1.25, 1.25], equal: true, xlabel: "first coordinate", ylabel: "second coordinate",
-        keys: [["ink", "c; ring: mean row"]],
+        keys: [["ink", "c; ring: mean row"], ["muted", "x; dot: mean row before"]],
       });
       const tip = x.map((t) => t / LENGTH);
       plane.arrow([0, 0], tip, "muted");
@@ -53,6 +53,7 @@
       });
       plane.grip(...tip, "muted", (s, t) => ({ angle: (Math.atan2(t, s) * 180 / Math.PI + 360) % 360 }));
       plane.grip(...c, "ink", (s, t) => ({ c1: s, c2: t }));
+      plane.dot(...mean(ROWS), "muted");
       plane.dot(...mean(rows), "ink", true);
       const above = tip[1] >= c[1];  // the names stand on the sides that face away from the other vector
       plane.text(...tip, `x / ${LENGTH}`, tip[0] < 0 ? "end" : "start", [tip[0] < 0 ? -12 : 12, above ? -4 : 14]);

@@ -44,8 +44,8 @@
 
   Explorable.add("softmaxes", {
     title: "At K = 1 renormalizing hides the slope",
-    says: "Four experts: at K = 1 the renormalized gate of the selected expert is 1, whatever the logits. Second picture, two "
-      + "experts: drag the threshold b. How much of each slope does backpropagation report?",
+    says: "First picture: move the logits. At K = 1 the renormalized gate stays 1. Second picture: drag the threshold "
+      + "b. How much of each risk's slope does backpropagation (dashed) report?",
     shows: "First, the gates of four experts under both rules. Second, the risk against the threshold under both rules, "
       + "with dashed lines of the slope that backpropagation reports.",
     handles: [
@@ -82,9 +82,9 @@
       const sum = (values) => number(values.reduce((total, value) => total + value, 0));
       const sums = `Renormalized gates sum to ${sum(own)}, full-softmax gates to ${sum(all)}.`;
       if (b === 0) return `${sums} At b = 0 both risks have a kink and no slope.`;
-      const [ours, theirs] = [true, false].map((kind) =>
-        `${number(slope(b, kind))}, of which ${kind ? reported(b, kind) : number(reported(b, kind))} is reported`);
-      return `${sums} Slope of the risk at b = ${number(b)}: renormalized ${ours}; full softmax ${theirs}.`;
+      const [steep, flat] = [true, false].map((kind) => number(slope(b, kind)));
+      return `${sums} At b = ${number(b)} backpropagation reports ${reported(b, true)} of the renormalized slope ${steep} `
+        + `and ${number(reported(b, false))} of the full-softmax slope ${flat}.`;
     },
     formulas: { gates, risk, slope, reported },
   });

@@ -18,9 +18,9 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
 
   Explorable.add("training", {
     title: "Eight experts become different",
-    says: "Press Play: experts that differ only in their initial weights learn cluster signals, and then the router "
-      + `sends clusters to experts. Area shows the learned signal (full: ${number(most, 1)}) and the probability that a cluster's `
-      + "centre is sent to the expert (full: 1).",
+    says: "Press Play. Which comes first, that an expert learns a cluster's signal or that the router sends it the "
+      + `cluster? Area shows the learned signal (a full square is ${number(most, 1)}) and the probability that the router `
+      + "sends the cluster's centre to the expert (a full square is 1).",
     shows: "Two tables of squares, four clusters against eight experts: how far an expert has learned a cluster's "
       + "signal, and how likely the router sends the cluster's centre to it.",
     handles: [
@@ -45,7 +45,7 @@ for (const { dataset } of document.querySelectorAll("[data-explorable=training]"
       }
       const clusters = likely.map((_, k) => k), own = clusters.filter((k) => likely[k] > 0.5);
       const alone = clusters.filter((k) => likely[k] <= 0.5);
-      const none = alone.length ? `${named("cluster", alone)} ${alone.length > 1 ? "have" : "has"} no expert` : "";
+      const none = alone.length ? `${named("cluster", alone)} ${alone.length > 1 ? "are" : "is"} split` : "";
       if (!own.length) return `${now} ${none} (chapter 5).`;
       const whom = own.map((k) => sent[at][k].indexOf(likely[k])), sure = own.map((k) => number(likely[k]));
       return `${now} ${named("cluster", own)} go${own.length > 1 ? "" : "es"} to `

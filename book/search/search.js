@@ -145,7 +145,7 @@ const AT_ONCE = 20;
 function counted(query, results) {
   if (!query) return "";
   if (!results.length) return "Nothing found. Fewer or other words may help; Questions is the book's index.";
-  if (!results.some(({ entry }) => complete(entry, query))) return "No section has all these words. The nearest:";
+  if (!results.some(({ entry }) => complete(entry, query))) return "Nothing has all these words. The nearest:";
   return `${results.length} result${"s".repeat(results.length > 1)}`;
 }
 

@@ -13,7 +13,7 @@ TEMML = Path(__file__).with_name("temml") / "temml.min.js"
 #: Signs before which a formula on a line of its own may break; after a wide space, too.
 RELATIONS = frozenset("=≠<>≤≥≪≫≈≃≍∼∝∈⊂⊆→←⟶⟺↦")
 WIDE = ("1em", "2em")
-LARGE = re.compile(r'<mo (?=[^>]*minsize)')  # from \big and its like, beside which a browser would leave space
+LARGE = re.compile(r"<mo (?=[^>]*minsize)")  # from \big and its like, beside which a browser would leave space
 OPENING, CLOSING = "([{⟨⌊⌈", ")]}⟩⌋⌉"
 
 

@@ -468,7 +468,7 @@ def _use(graph: claim_graph.Graph, users: claim_graph.Graph) -> str:
     chain = max(claim_graph.chains(graph).values(), key=len)
     return (
         f"<p>{len(linked)} of {len(graph)} claims rest on another one or carry one; the others stand by themselves. "
-        f"Used most, some by way of others: {named}. The longest chain has {len(chain)} claims, each of which "
+        f"Most used, directly or not: {named}. The longest chain has {len(chain)} claims, each of which "
         f"rests on the one before: {_named(chain)}.</p>\n"
     )
 
@@ -526,8 +526,8 @@ def map_page(ledger: dict) -> str:
     return "\n".join(
         [
             "# What rests on what\n",
-            "A claim rests on another one if its derivation, its criterion or its setting in the book uses what that "
-            "one states; where the book corrected it, the corrected form.\n",
+            "Claim A rests on claim B if the derivation, the criterion or the setting of A uses B. If the book "
+            "corrected B, A uses the corrected form.\n",
             '<p class="of-drawings">In the drawings each claim stands below all that it rests on; where one points at '
             "a box, or reaches it with the keyboard, what it rests on and what rests on it stand out. A box leads to "
             "the verdict box of its claim, and its edge has the colour of the verdict. Below each drawing the same "

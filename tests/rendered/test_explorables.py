@@ -445,7 +445,7 @@ def test_new_starts_are_counted_until_the_race_is_another(browser):
         # at equal rates the leader wins
         assert says().endswith(f"The leader lost 0 of {played} draws; by theory it loses 0 %.")
     place.get_by_label("Rate of racer 2").press("End")
-    assert says().endswith("so they race.")
+    assert says().endswith("positive and race.")
     place.get_by_role("button", name="100 new draws").press("Enter")
     (lost,) = re.findall(r"lost (\d+) of 100 draws;", says())
     assert 20 < int(lost) < 90

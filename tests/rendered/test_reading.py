@@ -90,26 +90,37 @@ def test_a_claim_and_a_page_are_cited_by_keyboard(browser):
     page = "notebooks/03_smooth_routing.html"
     tab, complaints = opened(browser, page)
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    for button, line in {
-        "[id='claim-chen-lem-5.1'] button.cite": f"claim chen-lem-5.1, {page}#claim-chen-lem-5.1",
-        ".cite-page button.cite": f"“3. Noise makes routing smooth”, {page}",
-    }.items():
-        tab.focus(button)
+    for button, key, line in (
+        ("[id='claim-chen-lem-5.1']", "chen-lem-5.1", f"claim chen-lem-5.1, {page}#claim-chen-lem-5.1"),
+        (".cite-page", "03_smooth_routing", f"“3. Noise makes routing smooth”, {page}"),
+    ):
+        tab.focus(f"{button} button.cite")
         tab.keyboard.press("Enter")
         tab.wait_for_function("() => document.activeElement.closest('p').nextElementSibling?.matches('.cited')")
-        said, entry = tab.evaluate(
-            "() => [...document.activeElement.closest('p').nextElementSibling.querySelectorAll('output')].map(e => e.value)"
-        )
+        lines = "document.activeElement.closest('p').nextElementSibling"
+        said, entry = tab.evaluate(f"() => [...{lines}.querySelectorAll('output')].map(e => e.value)")
         assert re.search(r"\(20\d\d\)\. Mixture of Experts, Checked, version \d", said) and said.endswith(line)
         [found] = parse_string(entry, "bibtex").entries.values()
-        assert found.fields["title"] == "{Mixture of Experts, Checked}" and found.fields["note"] == line
-        tab.evaluate("() => document.activeElement.closest('p').nextElementSibling.querySelector('button').focus()")
+        assert found.fields["title"] == "{Mixture of Experts, Checked}" and found.key == f"moe_theory:{key}"
+        assert found.fields["note"] == line.replace("_", r"\_").replace("#", r"\#")
+        tab.evaluate(f"() => {lines}.querySelector('button').focus()")
         tab.keyboard.press("Enter")
         tab.wait_for_function("() => document.activeElement.textContent === 'Copied BibTeX'")
         assert tab.evaluate("() => navigator.clipboard.readText()") == entry
     names = tab.eval_on_selector_all(".claim-card button.cite", "all => all.map(e => e.getAttribute('aria-label'))")
     assert names and len(set(names)) == len(names) and all(name.startswith("cite the claim ") for name in names)
     assert complaints == []
+    tab.context.close()
+
+
+def test_the_list_of_chapters_shows_where_one_is_and_the_search(browser):
+    """Though the theme scrolls it to where it stood on the page before."""
+    tab, _ = opened(browser, "book/ledger.html")
+    for page in ("book/ledger.html", "notebooks/01_patch_task.html", "notebooks/22_spare_experts.html"):
+        load(tab, [], page)
+        for seen in (".bd-sidebar-primary li.current > a", ".bd-sidebar-primary .search-button-field"):
+            box = tab.locator(seen).first.bounding_box()
+            assert 0 <= box["y"] and box["y"] + box["height"] <= tab.viewport_size["height"], (page, seen)
     tab.context.close()
 
 
