@@ -120,7 +120,7 @@ def test_the_list_of_chapters_shows_where_one_is_and_the_search(browser):
         load(tab, [], page)
         for seen in (".bd-sidebar-primary li.current > a", ".bd-sidebar-primary .search-button-field"):
             box = tab.locator(seen).first.bounding_box()
-            assert 0 <= box["y"] and box["y"] + box["height"] <= tab.viewport_size["height"], (page, seen)
+            assert box["y"] >= 0 and box["y"] + box["height"] <= tab.viewport_size["height"], (page, seen)
     tab.context.close()
 
 
