@@ -41,7 +41,7 @@
       const [before, after] = [softmax(h), softmax(y)];
       const plane = plot(0, {
         x: [-1.25, 1.25], y: [-1.25, 1.25], equal: true, xlabel: "first coordinate", ylabel: "second coordinate",
-        keys: [["ink", "c; ring: mean row"], ["muted", "x; dot: mean row before"]],
+        keys: [["ink", "c; dot, ring: mean row"]],
       });
       const tip = x.map((t) => t / LENGTH);
       plane.arrow([0, 0], tip, "muted");
