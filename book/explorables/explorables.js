@@ -16,7 +16,7 @@
 //             click; what it changes has handles, too, for the keyboard
 //   state     {key: value}, what else a state has at the start, for buttons to change
 //   readout   (state) => the result in one sentence, with its numbers; source: [words, address], a link at its words
-//   formulas  {name: pure function}, for tests as Explorable.formulas[name of the explorable][name of the function]
+//   formulas  {name: pure function}, for tests, which find each spec as Explorable.specs[name of the explorable]
 // Colours are names of COLORS in moe_book.figures, "ink" or "muted"; styles "dashed", "thin", "thin dashed" and,
 // in keys, "area". A line of custom.css keeps the height free. Explorable.number(value, digits), expert(i), a colour,
 // mass(x), normals(seed) and remembered(function of the state) help.
@@ -29,7 +29,7 @@ const Explorable = (() => {
   const ROOM = { x: 46, y: 24 };  // least distance of numbers on an axis
   const REACH = 26;  // pixels from a grip within which a finger takes it
   const EXPERTS = ["measured", "bound", "sharp", "paper", "linear", "tanh"];
-  const formulas = {};
+  const specs = {};
   let count = 0;
 
   const colour = (name) => `var(--ex-${name})`;
@@ -394,9 +394,9 @@ const Explorable = (() => {
   }
 
   function add(name, spec) {
-    formulas[name] = spec.formulas;
+    specs[name] = spec;
     document.querySelectorAll(`.explorable[data-explorable="${name}"]`).forEach((place) => mount(place, name, spec));
   }
 
-  return { add, formulas, number, expert, mass, normals, remembered };
+  return { add, specs, number, expert, mass, normals, remembered };
 })();

@@ -67,7 +67,8 @@ def formulas(browser):
 
     def values(name, expression, cases):
         return tab.evaluate(
-            f"([n, all]) => all.map((c) => (({{f}}) => {expression})({{f: Explorable.formulas[n]}}))", [name, cases]
+            f"([n, all]) => all.map((c) => (({{f}}) => {expression})({{f: Explorable.specs[n].formulas}}))",
+            [name, cases],
         )
 
     yield values
