@@ -1,6 +1,6 @@
 """The figures that move: their formulas against the package's, and their handles as a reader uses them.
 
-A new one is a line in `PAGES` and a function that compares its formulas.
+A new one is a line in `PAGES`, a function that compares its formulas, and one in test_drawn.py for what it draws.
 """
 
 import json
@@ -66,10 +66,8 @@ def formulas(browser):
         tab.add_script_tag(path=SCRIPTS / f"{name}.js")
 
     def values(name, expression, cases):
-        return tab.evaluate(
-            f"([n, all]) => all.map((c) => (({{f}}) => {expression})({{f: Explorable.specs[n].formulas}}))",
-            [name, cases],
-        )
+        of = f"(({{f}}) => {expression})({{f: Explorable.specs[n].formulas}})"
+        return tab.evaluate(f"([n, all]) => all.map((c) => {of})", [name, cases])
 
     yield values
     tab.context.close()
