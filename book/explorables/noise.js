@@ -119,9 +119,10 @@
     readout(state) {
       const { law, scale } = state, h = logits(state), M = h.length;
       const [p, steep, k] = [probability(h, 0, law, scale), slope(h, 0, law, scale), kappa(law, scale)];
-      return `Expert 1 wins with probability ${p < 1 && number(p) === "1.00" ? "above 0.99" : number(p)}. To first order a `
-        + `move D of the logits changes it by at most ${number(steep)} D. The slope ${number(steep)} is ${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}; the `
-        + `paper allows κM² = ${number(M * M * k, 1)}.`;
+      const certain = p < 1e-12 || p > 1 - 1e-12, rounded = { "0.00": "below 0.01", "1.00": "above 0.99" }[number(p)];
+      return `Expert 1 wins with probability ${certain ? number(p, 0) : rounded ?? number(p)}. To first order a move D of `
+        + `the logits changes it by at most ${number(steep)} D. The slope ${number(steep)} is `
+        + `${number(50 * steep / k, 0)} % of 2κ = ${number(2 * k)}; the paper allows κM² = ${number(M * M * k, 1)}.`;
     },
     formulas: { probability, slope, kappa },
   });

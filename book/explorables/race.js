@@ -88,16 +88,21 @@
     return { ...counts, seed: counts.drawn, lead: Math.log10(lead(start(state.racers, counts.drawn))) };
   }
 
-  // Where the racers stand at a path length, between two points of the course in proportion to the lengths.
-  function at(points, path) {
+  // Where the racers stand at a path length, between two points of the course: on the chord from the one before.
+  function at(points, x, c, path) {
     const after = points.findIndex(({ length }) => length > path), [p, q] = points.slice(after - 1, after + 1);
-    const part = (path - p.length) / (q.length - p.length);
-    return p.x.map((xi, i) => xi + part * (q.x[i] - xi));
+    let [low, high] = [p.grown, q.grown];
+    for (let i = 0; i < 40; i += 1) {
+      const middle = (low + high) / 2;
+      if (p.length + distance(standing(x, c, middle), p.x) > path) high = middle;
+      else low = middle;
+    }
+    return standing(x, c, low);
   }
 
   const seen = Explorable.remembered((state) => {
     const x = starts(state), c = rates(state.racers, 2 ** state.ratio), points = course(x, c, 2000, 400);
-    return { x, c, points, now: at(points, 10 ** state.path), winner: winner(x, c), limits: limits(x, c) };
+    return { x, c, points, now: at(points, x, c, 10 ** state.path), winner: winner(x, c), limits: limits(x, c) };
   });
 
   const fold = (factor) => `${Explorable.number(factor, factor < 10 ? 2 : 0)}-fold`;

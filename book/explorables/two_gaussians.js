@@ -199,8 +199,10 @@
 
   function readout(state) {
     const { path, stepped } = seen(state), ends = path.at(-1);
-    const untruncated = radius(state) === Infinity, { norm, degrees } = polar(ends), best = edge(state.sigma, 0);
-    const there = untruncated && Math.abs(norm - best) < 1e-3 * best && degrees < 0.05;  // slower than rounding
+    const untruncated = radius(state) === Infinity, { norm, degrees } = polar(ends);
+    const { lawFor } = field({ radius: radius(state), sigma: state.sigma });
+    const best = untruncated ? edge(state.sigma, 0) : turn(lawFor, 0);  // where the flow ends, if clusters overlap
+    const there = best < 0.99 * PLANE.norm[1] && Math.abs(norm - best) < 1e-3 * best && degrees < 0.05;
     const stops = there || ends.t < TIME ? "converges to" : "still moves at time 10⁶, at";
     const bayes = untruncated ? `, Bayes’ router (green dot)` : "";
     return `The flow ${stops} ${words(ends)}${bayes}. The first step of descent ends at ${words(stepped[1])}, `

@@ -53,6 +53,13 @@ def marks(plot, what, colour=None, style=None):
     return found if style is None else [of for of in found if ([*of, None][of.index(colour) + 1] or "") == style]
 
 
+def said(pattern, picture):
+    """The numbers that a sentence says, where `#` stands in a pattern for one."""
+    found = re.search(re.escape(pattern).replace(r"\#", r"(−?\d+(?:\.\d+)?)"), picture["says"])
+    assert found, (pattern, picture["says"])
+    return [float(number.replace("−", "-")) for number in found.groups()]
+
+
 def slope(line):
     (x, y), (u, v) = line[0][0], line[0][-1]
     return (v - y) / (u - x)
@@ -99,6 +106,17 @@ def test_noise_draws_the_probabilities_the_tangent_and_the_band(drawn):
             band += [(end[1] - start[1]) / (end[0] - start[0]) for end in (one, other)]
             assert start == [0, pytest.approx(p[0])]
         assert np.allclose(np.abs(band), steepest, rtol=1e-9) and len(band) == 6 and abs(sum(band)) < 1e-9
+        some, most = float(np.asarray(smoothing.local_lipschitz(h, law, scale))[0]), len(h) ** 2 * steepest / 2
+        told = said("by at most # D. The slope # is # % of 2κ = #; the paper allows κM² = #.", picture)
+        exact = np.array([some, some, 100 * some / steepest, steepest, most])
+        assert (np.abs(told - exact) < [0.0051, 0.0051, 0.51, 0.0051, 0.051]).all()
+        chance = picture["says"].partition("probability ")[2].partition(". To")[0]
+        if chance in ("0", "1"):
+            assert abs(p[0] - int(chance)) < 1e-11
+        else:
+            bounds = {"below 0.01": (1e-13, 0.005), "above 0.99": (0.995, 1 - 1e-13)}
+            low, high = bounds[chance] if chance in bounds else (float(chance) - 0.005, float(chance) + 0.005)
+            assert low - 1e-9 * (chance not in bounds) <= p[0] <= high + 1e-9, picture["says"]
 
 
 def test_the_race_draws_both_racers_and_the_limit_of_the_loser(drawn, formulas):  # noqa: F811
@@ -122,7 +140,12 @@ def test_the_race_draws_both_racers_and_the_limit_of_the_loser(drawn, formulas):
             for points, *_ in marks(plot, "line", colour, "thin dashed")
             if len(points) == 2 and (y := points[0][1]) == points[1][1]
         ]
-        assert flat == [(colours[loser], pytest.approx(float(np.log10(exploration.runaway_bound(x[loser], lead)))))]
+        limit = float(exploration.runaway_bound(x[loser], lead))
+        assert flat == [(colours[loser], pytest.approx(np.log10(limit)))]
+        assert f"racer {2 - loser} wins, and racer {loser + 1} stops at" in picture["says"]
+        at, _ = said("stops at # σ₀ (#-fold)", picture)
+        assert abs(at / limit - 1) < 0.06 and f"{sum(xi > 0 for xi in x)} of {len(x)} products" in picture["says"]
+        assert np.allclose(said("grown #-fold, and racer 2 #-fold", picture), 10 ** end[:2].numpy() / x[:2], rtol=0.06)
 
 
 def test_each_draw_of_the_race_is_another(formulas):  # noqa: F811
@@ -158,6 +181,9 @@ def test_two_gaussians_draw_descent_its_sides_and_where_the_norm_shrinks(drawn):
             near = {side for d, (*_, side) in zip(away, steps, strict=True) if d < 1e-3}
             assert hollow in near and (len(near) == 1 or y < 1e-2), (state, x, y)
             sides |= near
+        told = said("first step of descent ends at norm # and angle #°", picture)
+        assert abs(told[0] / 10 ** steps[1][0] - 1) < 0.06 and abs(told[1] - steps[1][1]) < 0.51
+        assert f"{'past' if steps[1][2] else 'before'} z; step" in picture["says"]
         ((corners, _),) = marks(plot, "area")
         for x, y in zip(rng.uniform(-1, 1.47, 60), rng.uniform(1, 89, 60), strict=True):
             u, v = 10**x * np.cos(np.radians(y)), 10**x * np.sin(np.radians(y))
@@ -169,18 +195,29 @@ def test_two_gaussians_draw_descent_its_sides_and_where_the_norm_shrinks(drawn):
     assert sides == regions == {False, True}
 
 
-@pytest.mark.parametrize(("radius", "words"), [(3.1, "converges to"), (0.5, "still moves at time 10⁶")])
-def test_the_flow_converges_where_the_clusters_overlap_only(drawn, radius, words):
-    for picture in drawn("two_gaussians", 4, radius=radius, sigma=1):
-        assert picture["says"].startswith(f"The flow {words}")
+@pytest.mark.parametrize(
+    ("radius", "sigma", "words"),
+    [
+        (3.1, 1.0, "converges to"),
+        (3.0, 1.5, "converges to"),
+        (2.0, 1.5, "converges to"),
+        (0.9, 1.5, "still moves at time 10⁶"),
+        (0.5, 1.0, "still moves at time 10⁶"),
+    ],
+)
+def test_the_flow_converges_where_the_clusters_overlap_only(drawn, radius, sigma, words):
+    """From far away, too, where the integrator's rounding moves it longest."""
+    for norm in (-1, 0, 1.46):
+        for picture in drawn("two_gaussians", 2, radius=radius, sigma=sigma, norm=norm):
+            assert picture["says"].startswith(f"The flow {words}"), picture["state"]
 
 
 def test_softmaxes_draw_gates_risks_and_reported_slopes(drawn):
     for picture in drawn("softmaxes"):
         state, (bars, risks) = picture["state"], picture["plots"]
+        h = double([[state[f"h{m}"] for m in range(1, 5)]]) - 1e-12 * torch.arange(4)  # of equal ones the first counts
         for name, rule in RULES.items():
-            h = double([state[f"h{m}"] for m in range(1, 5)])
-            gates = rule(h[None] - 1e-12 * torch.arange(4), int(state["K"]))[0]  # of equal logits the first is selected
+            gates = rule(h, int(state["K"]))[0]
             shown = [bar[1] for bar in marks(bars, "bar", name)]
             assert np.abs(np.array(shown) - gates.numpy()).max() < 1e-9
             (curve,) = marks(risks, "line", name, "")
@@ -191,6 +228,13 @@ def test_softmaxes_draw_gates_risks_and_reported_slopes(drawn):
             for tangent in marks(risks, "line", name, "dashed"):
                 assert abs(slope(tangent) - float(reported)) < 1e-9
             assert len(marks(risks, "line", name, "dashed")) == (state["b"] != 0)
+            if state["b"]:
+                near = [float(threshold.threshold_risk(double(state["b"] + d), rule)) for d in (-1e-5, 1e-5)]
+                kind, steep = "renormalized" if rule is topk_softmax else "full-softmax", (near[1] - near[0]) / 2e-5
+                told = said(f"# of the {kind} slope #", picture)
+                assert np.allclose(told, [float(reported), steep], rtol=0, atol=0.0051)
+        sums = [float(rule(h, int(state["K"])).sum()) for rule in RULES.values()]
+        assert np.allclose(said("gates sum to #, full-softmax gates to #.", picture), sums, atol=0.0051)
 
 
 def test_the_shift_draws_rows_means_logits_and_gates(drawn):
@@ -207,6 +251,9 @@ def test_the_shift_draws_rows_means_logits_and_gates(drawn):
         assert np.allclose([dot[1] for dot in levels if len(dot) == 3], rows @ x)
         assert np.allclose([dot[1] for dot in levels if len(dot) == 4], (rows + c) @ x)
         gates = double(rows @ x).softmax(0).numpy()
+        told = said("The mean row is (#, #). At this x the shift moves all logits by c · x = # and", picture)
+        assert np.allclose(told, [*(rows.mean(0) + c), c @ x], atol=0.0051)
+        assert np.allclose(said("gates at #, #, # and #.", picture), gates, atol=0.0051)
         for kind in ("bar", "dot"):
             assert np.allclose([mark[1] for mark in marks(shares, kind)], gates)
 
