@@ -26,7 +26,7 @@
   Explorable.add("shift", {
     title: "A common shift changes no gate",
     says: "Drag c, which is added to all four rows of a linear router. The logits move; do the gates? Make the mean row "
-      + "(black ring) zero. Then drag x.",
+      + "zero. Then drag x.",
     shows: "First, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
       + "third of the input x. Second, four logits before and after the shift, and four gates.",
     handles: [
