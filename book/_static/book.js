@@ -6,8 +6,9 @@ function filterRows(form, rows) {
   const fields = [...form.querySelectorAll("select, input")];
   const plain = (text) => text.toLowerCase().replaceAll(/[-‐–]/g, " ");
   const small = new Set(["a", "al", "and", "et", "in", "of", "the"]);
-  const holds = (words, asked) => plain(asked).split(/\s+/)
-    .every((word) => small.has(word) || plain(words).includes(word));
+  const letters = (text) => text.split(/[^\p{L}\d]+/u);  // a letter alone, as in z-loss, is no part of frozen
+  const holds = (words, asked) => plain(asked).split(/\s+/).every((word) => small.has(word)
+    || (word.length > 1 ? plain(words).includes(word) : letters(plain(words)).includes(word)));
   const show = () => {
     const shown = rows.filter(({ words, marks }) => fields.every(({ name, value }) =>
       !value || (name === "text" ? holds(words, value) : marks[name] === value)));
