@@ -200,10 +200,11 @@ function citeWhenAsked(article) {
 // The list of chapters keeps the place it was scrolled to; the page one is on comes into sight.
 function showCurrent() {
   const list = document.querySelector(".bd-sidebar-primary"), here = list?.querySelector("li.current > a");
-  if (!here?.offsetParent) return;
-  const around = list.getBoundingClientRect(), place = here.getBoundingClientRect(), room = 0.15 * around.height;
-  if (place.top > around.top + room && place.bottom < around.bottom - room) return;
-  list.scrollTop += place.top - around.top - around.height / 3;
+  if (!here) return;
+  new IntersectionObserver(([{ isIntersecting, boundingClientRect: place, rootBounds: around }], observer) => {
+    observer.disconnect();
+    if (place.height && !isIntersecting) list.scrollTop += place.top - around.top - around.height / 3;
+  }, { root: list, rootMargin: "-15% 0px" }).observe(here);
 }
 
 addEventListener("load", showCurrent);
