@@ -81,6 +81,8 @@ MENDED = [
         r'<meta http-equiv="refresh" content="0; url=\1"></head><body><a href="\1">The book</a></body></html>',
     ),
     (r"<script[^>]*scripts/fontawesome\.js[^>]*></script>", ""),
+    # in a bar that is not shown the theme's script would find the first menu buttons, and bind no others
+    (r'(<header id="pst-header"[^>]*>).*?(</header>)', r"\1\2"),
     # the theme's button is named by what it shows, and its lists hold items
     (r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"', r"\1"),
     (r'(<div class="citation"[^>]*) role="doc-biblioentry"', r'\1 role="listitem"'),

@@ -124,6 +124,25 @@ def test_the_list_of_chapters_shows_where_one_is_and_the_search(browser):
     tab.context.close()
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_menu_buttons_open_and_close_what_they_say(browser, width):
+    tab, complaints = opened(browser, "notebooks/04_exploration.html", width)
+    for name, narrow in (("primary", (360, 1280)), ("secondary", (360,))):
+        if width not in narrow:
+            continue
+        place = tab.locator(f".bd-sidebar-{name}").first
+        shown = "e => { const b = e.getBoundingClientRect(); return b.width > 0 && b.right > 0 && b.left < innerWidth; }"
+        before = place.evaluate(shown)
+        tab.locator(f".{name}-toggle:visible").click()
+        tab.wait_for_function(f"before => ({shown})(document.querySelector('.bd-sidebar-{name}')) !== before", arg=before)
+        assert before == (width == 1280)
+        if width == 360:
+            tab.keyboard.press("Escape")
+            tab.wait_for_function("() => !document.querySelector('dialog[open]')")
+    assert complaints == []
+    tab.context.close()
+
+
 # --- ledger, map and questions ------------------------------------------------------------------
 
 
