@@ -131,10 +131,11 @@ def test_the_menu_buttons_open_and_close_what_they_say(browser, width):
         if width not in narrow:
             continue
         place = tab.locator(f".bd-sidebar-{name}").first
-        shown = "e => { const b = e.getBoundingClientRect(); return b.width > 0 && b.right > 0 && b.left < innerWidth; }"
-        before = place.evaluate(shown)
+        shown = "e => { const b = e.getBoundingClientRect(); return b.width && b.right > 0 && b.left < innerWidth; }"
+        before = bool(place.evaluate(shown))
         tab.locator(f".{name}-toggle:visible").click()
-        tab.wait_for_function(f"before => ({shown})(document.querySelector('.bd-sidebar-{name}')) !== before", arg=before)
+        now = f"Boolean(({shown})(document.querySelector('.bd-sidebar-{name}')))"
+        tab.wait_for_function(f"before => {now} !== before", arg=before)
         assert before == (width == 1280)
         if width == 360:
             tab.keyboard.press("Escape")
