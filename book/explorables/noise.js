@@ -83,8 +83,8 @@
 
   Explorable.add("noise", {
     title: "The slope never leaves the band",
-    says: "Tie the logits and narrow the noise. The dashed tangent and the band steepen. Add experts. Is any slope "
-      + "steeper than 2κ?",
+    says: "Tie the logits and narrow the noise. The dashed tangent and the band steepen. Add experts, and tie "
+      + "again. Is any slope steeper than 2κ?",
     shows: "First, a bar for each expert's probability. Second, the probability of expert 1 while its logit rises by D "
       + "and all others fall by D, with its tangent and a band of slope 2κ.",
     handles: [

@@ -158,8 +158,8 @@
   Explorable.add("race", {
     title: "Who wins the race?",
     says: "Each product z grows by rate · z² in time. The path is how far the expert has moved. Raise the rate of racer "
-      + "2 until it wins (possible at leads below 100 %). Press 100 new draws, which are only counted: how often does the "
-      + "leader lose?",
+      + "2 until it wins (possible at leads below 100 %). Keep that rate and press 100 new draws: how often does the leader "
+      + "lose?",
     shows: "Inner products against the length of the path, on logarithmic axes; dashed, later ones and the limit.",
     handles: [
       { key: "lead", label: "Initial lead of racer 1", min: LEADS[0], max: LEADS[1], step: LEAD_STEP, value: -0.5,

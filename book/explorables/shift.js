@@ -25,8 +25,8 @@
 
   Explorable.add("shift", {
     title: "A common shift changes no gate",
-    says: "Drag c, which is added to all four rows of a linear router. The logits move; do the gates? Make the mean row "
-      + "zero. Then drag x.",
+    says: "Drag c, which is added to all four rows of a linear router. The logits move; do the gates? Press Centre the "
+      + "rows, and turn x: do ring and bar of a gate ever differ?",
     shows: "First, the four rows of a router in the plane with arrows to the rows after the shift by c, and a "
       + "third of the input x. Second, four logits before and after the shift, and four gates.",
     handles: [

@@ -216,8 +216,8 @@
 
   Explorable.add("two_gaussians", {
     title: "The flow turns towards z",
-    says: "Drag the dot, the initial router. The flow turns towards z, the clusters' axis (angle 0). Press Reset, and "
-      + "raise the step size η until the first step of descent crosses z (hollow dot).",
+    says: "Drag the dot, the initial router. Does the flow ever turn away from z, the clusters' axis (angle 0)? Press "
+      + "Reset, and raise the step size η until the first step of descent crosses z (hollow dot).",
     shows: "The plane of norm and angle, with the paths of the flow and of descent; grey where the norm shrinks.",
     handles: [
       { key: "norm", label: "Initial norm", min: -1, max: 1.46, step: 0.02, value: -0.3, text: power },
