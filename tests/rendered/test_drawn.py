@@ -71,17 +71,17 @@ def double(values):
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "training"])
 def test_numbers_of_the_axes_are_where_they_say_and_keys_name_their_colours(drawn, name):
-    keys, shown = set(), {"ink"}
+    keys, shown = set(), set()
     for picture in drawn(name):
-        for plot in picture["plots"]:
-            shown |= {each for mark in plot["marks"] for each in mark if isinstance(each, str)}
+        for i, plot in enumerate(picture["plots"]):
+            shown |= {(i, "ink")} | {(i, each) for mark in plot["marks"] for each in mark if isinstance(each, str)}
             for tick in [*plot.get("xticks", []), *plot.get("yticks", [])]:
                 place, words = tick if isinstance(tick, list) else (tick, tick)
                 assert min(abs(float(words) - place), abs(float(words) / 10**place - 1)) < 1e-9
             for colour, words, *_ in plot.get("keys", []):
                 for of, rule in (("renormalized", "topk_softmax"), ("full softmax", "softmax_topk")):
                     assert (of in words) == (colour == rule)
-                keys.add(colour)
+                keys.add((i, colour))
     assert keys <= shown
 
 
